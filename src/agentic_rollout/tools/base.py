@@ -1,0 +1,169 @@
+"""The tool protocol, and the toolbox that turns every outcome of a call into a typed record."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+from agentic_rollout.errors import ToolError
+from agentic_rollout.types import ToolCall, ToolRequest, ToolStatus
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolContext:
+    """Which trajectory is calling.
+
+    Attributes:
+        trajectory_id: unique among the trajectories in flight; the key for a tool that keeps state.
+        row: the columns of the data set's row, e.g. verl's `tools_kwargs`.
+    """
+
+    trajectory_id: str
+    row: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Tool(Protocol):
+    """A tool: the text of an observation for the arguments of a call.
+
+    `call` may raise anything: the toolbox makes a typed failure of it (`ToolError` chooses the status). It runs on the
+    worker's event loop, so long computations belong in a thread (`asyncio.to_thread`, or a `Batcher`).
+    """
+
+    timeout_s: float
+
+    async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str: ...
+
+    async def finish(self, trajectory_id: str) -> None:
+        """The trajectory has ended: drop what was kept for it."""
+        ...
+
+    async def aclose(self) -> None:
+        """The worker ends: release connections and processes."""
+        ...
+
+
+class BaseTool:
+    """Defaults for the parts of the protocol that a stateless tool does not need."""
+
+    timeout_s: float = 30.0
+
+    async def finish(self, trajectory_id: str) -> None:
+        return None
+
+    async def aclose(self) -> None:
+        return None
+
+
+class Toolbox:
+    """Named tools. A call always ends in a `ToolCall`, whatever the tool does."""
+
+    def __init__(self, tools: Mapping[str, Tool]) -> None:
+        self._tools = dict(tools)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._tools)
+
+    async def call(self, request: ToolRequest, context: ToolContext) -> ToolCall:
+        """Runs one call within its tool's deadline."""
+        start = time.perf_counter()
+        status, text, error = await self._outcome(request, context)
+        latency_s = time.perf_counter() - start
+        return ToolCall(request.name, dict(request.arguments), status, text, latency_s, error)
+
+    async def finish(self, trajectory_id: str) -> None:
+        """Tells every tool that a trajectory has ended; a tool that fails at it is logged, not fatal."""
+        for name, tool in self._tools.items():
+            try:
+                await tool.finish(trajectory_id)
+            except Exception:
+                logger.exception("tool %r failed to finish trajectory %s", name, trajectory_id)
+
+    async def aclose(self) -> None:
+        for tool in self._tools.values():
+            await tool.aclose()
+
+    async def _outcome(self, request: ToolRequest, context: ToolContext) -> tuple[ToolStatus, str, str | None]:
+        tool = self._tools.get(request.name)
+        if tool is None:
+            available = ", ".join(self._tools) or "none"
+            text = f"there is no tool {request.name!r} (available: {available})"
+            return ToolStatus.UNKNOWN_TOOL, text, None
+        try:
+            async with asyncio.timeout(tool.timeout_s):
+                return ToolStatus.OK, await tool.call(request.arguments, context), None
+        except TimeoutError as error:
+            text = f"no answer from {request.name} within {tool.timeout_s:g} s"
+            return ToolStatus.TIMEOUT, text, type(error).__name__
+        except ToolError as error:
+            return ToolStatus(error.status), str(error), type(error).__name__
+        except Exception as error:  # a tool's failure is data, never the end of a batch
+            logger.warning("tool %r failed: %s: %s", request.name, type(error).__name__, error)
+            return ToolStatus.ERROR, f"{request.name} failed ({type(error).__name__})", type(error).__name__
+
+
+QueryT = TypeVar("QueryT")
+ResultT = TypeVar("ResultT")
+
+
+class Batcher(Generic[QueryT, ResultT]):
+    """Answers calls that become ready together with one call of `answer_batch`.
+
+    The first call opens a window; when it closes, everything waiting goes out as one batch. While that batch is being
+    answered, further calls collect into the next one.
+
+    Args:
+        answer_batch: queries -> one result each, in order. Awaited, so CPU work goes through `asyncio.to_thread`.
+        max_batch: largest batch.
+        window_s: how long the first call waits for others.
+    """
+
+    def __init__(
+        self,
+        answer_batch: Callable[[list[QueryT]], Awaitable[list[ResultT]]],
+        *,
+        max_batch: int = 512,
+        window_s: float = 0.0,
+    ) -> None:
+        self._answer_batch = answer_batch
+        self._max_batch = max_batch
+        self._window_s = window_s
+        self._waiting: list[tuple[QueryT, asyncio.Future[ResultT]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def submit(self, query: QueryT) -> ResultT:
+        """Waits for the answer to one query; an exception of the batch reaches every caller in it."""
+        future: asyncio.Future[ResultT] = asyncio.get_running_loop().create_future()
+        self._waiting.append((query, future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._drain())
+        return await future
+
+    async def _drain(self) -> None:
+        await asyncio.sleep(self._window_s)
+        while self._waiting:
+            batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
+            batch = [(query, future) for query, future in batch if not future.done()]  # callers that gave up
+            await self._answer([query for query, _ in batch], [future for _, future in batch])
+
+    async def _answer(self, queries: list[QueryT], futures: list[asyncio.Future[ResultT]]) -> None:
+        if not queries:
+            return
+        try:
+            results = await self._answer_batch(queries)
+            if len(results) != len(queries):
+                raise ToolError(f"{len(queries)} queries got {len(results)} results")
+        except Exception as error:
+            for future in futures:
+                if not future.done():
+                    future.set_exception(error)
+            return
+        for future, result in zip(futures, results, strict=True):
+            if not future.done():
+                future.set_result(result)

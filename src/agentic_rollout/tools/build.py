@@ -1,0 +1,50 @@
+"""From settings to a toolbox."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agentic_rollout.config import AGENT_KEY, build_settings
+from agentic_rollout.errors import SettingsError
+from agentic_rollout.imports import load_object
+from agentic_rollout.tools.base import Tool, Toolbox
+from agentic_rollout.tools.search import EmbeddedSearch, SearchSettings
+
+
+def build_toolbox(tools: Mapping[str, Mapping[str, Any]], *, key: str = f"{AGENT_KEY}.tools") -> Toolbox:
+    """Builds every tool of the setting `tools`.
+
+    Args:
+        tools: name -> settings; `type` chooses a built-in or, as a dotted path, a class that is called with the
+            remaining settings as keywords.
+        key: the mapping's own name, for error messages.
+
+    Raises:
+        SettingsError: a tool's settings are wrong.
+        CorpusError: a tool's corpus is.
+    """
+    return Toolbox({name: _build_tool(settings, key=f"{key}.{name}") for name, settings in tools.items()})
+
+
+def _build_tool(settings: Mapping[str, Any], *, key: str) -> Tool:
+    kind = settings.get("type")
+    if not isinstance(kind, str):
+        raise SettingsError(f"{key}.type", kind, ", ".join(TOOLS), "Say what the tool is.")
+    builder = TOOLS.get(kind)
+    if builder is not None:
+        return builder(settings, key)
+    cls = load_object(kind, key=f"{key}.type", known=TOOLS)
+    own = {name: value for name, value in settings.items() if name != "type"}
+    try:
+        tool: Tool = cls(**own)
+    except TypeError as error:
+        raise SettingsError(key, own, f"settings that {kind} accepts", f"It said: {error}.") from error
+    return tool
+
+
+def _build_bm25(settings: Mapping[str, Any], key: str) -> Tool:
+    return EmbeddedSearch.from_settings(build_settings(SearchSettings, settings, key=key))
+
+
+TOOLS: dict[str, Callable[[Mapping[str, Any], str], Tool]] = {"bm25": _build_bm25}

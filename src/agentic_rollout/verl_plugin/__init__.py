@@ -1,0 +1,1 @@
+"""The bridge to verl: the only modules that import it."""

@@ -1,0 +1,86 @@
+"""Runs verl 0.6 on a machine without a GPU; does nothing where there is one.
+
+Load it with `VERL_USE_EXTERNAL_MODULES=agentic_rollout.verl_plugin.cpu`, which verl imports in every process. It gives
+`torch.cpu` and gloo what verl expects of an accelerator and NCCL; no file of verl or torch is touched.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.fsdp as fsdp
+
+logger = logging.getLogger(__name__)
+
+
+def install() -> None:
+    """Mends what verl needs on a CPU. Idempotent."""
+    if torch.cuda.is_available() or getattr(torch.cpu, "_agentic_rollout", False):
+        return
+    torch.cpu._agentic_rollout = True  # type: ignore[attr-defined]
+    _complete_torch_cpu()
+    _use_gloo_alone()
+    _keep_offload_unpinned()
+    logger.info("verl runs on the CPU")
+
+
+def _complete_torch_cpu() -> None:
+    """The functions of an accelerator's namespace that `torch.cpu` lacks."""
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    missing: dict[str, Any] = {
+        "get_rng_state": torch.get_rng_state,
+        "set_rng_state": torch.set_rng_state,
+        "manual_seed": torch.manual_seed,
+        "manual_seed_all": torch.manual_seed,
+        "empty_cache": lambda: None,
+        "ipc_collect": lambda: None,
+        "memory_allocated": lambda *_: 0,
+        "memory_reserved": lambda *_: 0,
+        "max_memory_allocated": lambda *_: 0,
+        "max_memory_reserved": lambda *_: 0,
+        "reset_peak_memory_stats": lambda *_: None,
+        "mem_get_info": lambda *_: (memory, memory),
+        "get_device_name": lambda *_: "cpu",
+        "get_device_properties": lambda *_: None,
+    }
+    for name, function in missing.items():
+        if not hasattr(torch.cpu, name):
+            setattr(torch.cpu, name, function)
+
+
+def _use_gloo_alone() -> None:
+    """verl asks for `cpu:gloo,cpu:nccl`, which names one device twice; and gloo wants 1-d tensors to gather."""
+    _wrap(dist, "init_process_group", _with_gloo)
+    for name in ("all_gather", "all_gather_into_tensor"):
+        _wrap(dist, name, _with_one_dimension)
+
+
+def _with_gloo(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if args:
+        args = ("gloo", *args[1:])
+    else:
+        kwargs["backend"] = "gloo"
+    return original(*args, **kwargs)
+
+
+def _with_one_dimension(original: Callable[..., Any], output: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    return original(output, tensor.reshape(1) if tensor.dim() == 0 else tensor, *args, **kwargs)
+
+
+def _wrap(module: Any, name: str, wrapper: Callable[..., Any]) -> None:
+    original = getattr(module, name)
+    setattr(module, name, functools.wraps(original)(functools.partial(wrapper, original)))
+
+
+def _keep_offload_unpinned() -> None:
+    """Offloading to the CPU is what a CPU has anyway; page-locked memory it has not."""
+    fsdp.CPUOffloadPolicy = lambda *_, **__: fsdp.OffloadPolicy()  # type: ignore[misc,assignment]
+
+
+install()

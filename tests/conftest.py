@@ -1,0 +1,1 @@
+"""Shared pieces: a byte codec, a small loop, and scripted policies."""
