@@ -1,1 +1,8 @@
-"""Shared pieces: a byte codec, a small loop, and scripted policies."""
+"""Hypothesis without a deadline: a busy machine is no failure."""
+
+from __future__ import annotations
+
+from hypothesis import HealthCheck, settings
+
+settings.register_profile("unhurried", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("unhurried")

@@ -32,9 +32,7 @@ class HFCodec:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(
-            self._tokenizer.decode(
-                list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
+            self._tokenizer.decode(list(token_ids), skip_special_tokens=False, clean_up_tokenization_spaces=False)
         )
 
 
@@ -58,8 +56,8 @@ def cut_text_tokens(codec: TextCodec, token_ids: Sequence[int], limit: int) -> l
     """
     if len(token_ids) <= limit:
         return list(token_ids)
-    cut = list(token_ids[:limit])
-    for dropped in range(min(4, len(cut))):
+    cut = list(token_ids[: max(limit, 0)])
+    for dropped in range(min(3, len(cut)) + 1):
         kept = cut[: len(cut) - dropped]
         if not codec.decode(kept).endswith("\ufffd"):
             return kept

@@ -1,7 +1,7 @@
 """Settings: one mapping from the user, validated into frozen models.
 
-The mapping is `actor_rollout_ref.rollout.engine_kwargs.agent` in verl's configuration. A key that is not known is refused
-with the nearest one that is.
+The mapping is `actor_rollout_ref.rollout.engine_kwargs.agent` in verl's configuration. A key that is not known is
+refused with the nearest one that is.
 """
 
 from __future__ import annotations

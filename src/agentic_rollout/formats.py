@@ -1,7 +1,7 @@
 """Action formats: what the model's text means, and how an observation is written.
 
-A format is pure: text in, actions and texts out. To add one, write a class with these members and give its dotted path as
-the setting `format`.
+A format is pure: text in, actions and texts out. To add one, write a class with these members and give its dotted path
+as the setting `format`.
 """
 
 from __future__ import annotations
@@ -88,10 +88,13 @@ def build_format(name: str, *, key: str) -> ActionFormat:
     """The built-in format of that name, or an instance of the class at that dotted path.
 
     Raises:
-        SettingsError: there is no such format, or the class lacks a member.
+        SettingsError: there is no such format, the class wants arguments, or it lacks a member.
     """
     cls = FORMATS.get(name) or load_object(name, key=key, known=FORMATS)
-    instance: ActionFormat = cls()
+    try:
+        instance: ActionFormat = cls()
+    except TypeError as error:
+        raise SettingsError(key, name, "a class that is called without arguments", f"It said: {error}.") from error
     for member in ("stop", "parse", "render", "render_invalid"):
         if not hasattr(instance, member):
             raise SettingsError(

@@ -19,19 +19,20 @@ def load_object(path: str, *, key: str, known: Iterable[str]) -> Any:
         known: built-in names that would have been accepted too.
 
     Raises:
-        SettingsError: the path has no module part, cannot be imported, or names nothing.
+        SettingsError: the path has no absolute module part, cannot be imported, or names nothing.
     """
     module_name, _, attribute = path.rpartition(".")
     names = sorted(known)
     expected = f"{', '.join(names)}, or the dotted path of a class"
-    if not module_name:
+    if not module_name or path.startswith("."):
         nearest = difflib.get_close_matches(path, names, n=1)
         remedy = f"Did you mean {nearest[0]!r}?" if nearest else "Write package.module.Class for your own."
         raise SettingsError(key, path, expected, remedy)
     try:
-        return getattr(importlib.import_module(module_name), attribute)
+        module = importlib.import_module(module_name)
     except ImportError as error:
         remedy = f"The import failed ({error}); is the module on PYTHONPATH in every worker?"
         raise SettingsError(key, path, expected, remedy) from error
-    except AttributeError as error:
-        raise SettingsError(key, path, expected, f"Module {module_name} has no {attribute!r}.") from error
+    if not hasattr(module, attribute):
+        raise SettingsError(key, path, expected, f"Module {module_name} has no {attribute!r}.")
+    return getattr(module, attribute)

@@ -3,10 +3,10 @@
 Every trajectory is one coroutine, and none waits for another. The rules:
 
 * Sampled tokens enter the context as they were sampled. Observations are encoded once.
-* Before every generation the limits apply in this order: the response budget; `max_turns`; then the final turn, in which
-  tools are off.
-* An observation leaves room for its closing tag and for an answer, or it is not made at all: the trajectory then ends on
-  the sampled turn before it.
+* Before every generation the limits apply in this order: the response budget; `max_turns`; then the final turn, in
+  which tools are off.
+* An observation leaves room for its closing tag and for an answer, or it is not made at all: the trajectory then ends
+  on the sampled turn before it.
 * A trajectory ends on a sampled token and is never empty.
 """
 
@@ -100,7 +100,8 @@ class AgentLoop:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self.run(prompt)) for prompt in prompts]
         except ExceptionGroup as failures:
-            raise failures.exceptions[0] from None
+            first = failures.exceptions[0]
+            raise first from first.__cause__
         return [task.result() for task in tasks]
 
     async def run(self, prompt: Prompt) -> Trajectory:
@@ -130,7 +131,9 @@ class AgentLoop:
             seed=None if seed is None else turn_seed(seed, turn),
         )
         if not 1 <= len(completion.token_ids) <= max_tokens:
-            raise EngineError(f"the engine returned {len(completion.token_ids)} tokens; 1 to {max_tokens} were asked for")
+            raise EngineError(
+                f"the engine returned {len(completion.token_ids)} tokens; 1 to {max_tokens} were asked for"
+            )
         return completion
 
     async def _act(
@@ -155,7 +158,8 @@ class AgentLoop:
         token_ids = self._encode_observation(observation, room)
         if turns_left == 1 and self._settings.final_turn:
             token_ids += self._final_ids
-        trajectory.segments.append(Segment(token_ids, False))
+        if token_ids:  # a format without tags shows nothing of an empty result
+            trajectory.segments.append(Segment(token_ids, False))
 
     def _stop_reason(
         self, action: Call | Invalid, completion: Completion, room: int, turns_left: int
@@ -212,7 +216,7 @@ class AgentLoop:
             )
 
     def _check_limits(self) -> None:
-        frame = self._frame_length(Call(()))
+        frame = max(self._frame_length(Call(())), self._frame_length(Invalid("")))
         least = frame + 1
         if self._settings.max_observation_tokens < least:
             raise SettingsError(

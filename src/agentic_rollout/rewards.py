@@ -29,19 +29,25 @@ def substring_match(answer: str | None, targets: Sequence[str]) -> float:
     if answer is None:
         return 0.0
     normalized = normalize_answer(answer)
-    return float(any(normalize_answer(target) in normalized for target in targets))
+    return float(any(_occurs(normalize_answer(target), normalized) for target in targets))
 
 
 def f1_score(answer: str | None, targets: Sequence[str]) -> float:
     """The best token-level F1 of the answer against any target, 0.0 to 1.0."""
     if answer is None:
         return 0.0
-    return max((_f1(normalize_answer(answer).split(), normalize_answer(target).split()) for target in targets), default=0.0)
+    words = normalize_answer(answer).split()
+    return max((_f1(words, normalize_answer(target).split()) for target in targets), default=0.0)
 
 
 def format_score(answer: str | None, invalid_turns: int) -> float:
     """1.0 for a trajectory that answered and never needed feedback on an invalid action."""
     return float(answer is not None and invalid_turns == 0)
+
+
+def _occurs(target: str, answer: str) -> bool:
+    """An empty target (a name made of articles, say) occurs in an empty answer only, not in every answer."""
+    return target in answer if target else not answer
 
 
 def _f1(answer: list[str], target: list[str]) -> float:

@@ -57,9 +57,7 @@ def parse_trajectory(record: Mapping[str, Any]) -> Trajectory:
             for segment in record["segments"]
         ],
         stop_reason=None if record["stop_reason"] is None else StopReason(record["stop_reason"]),
-        tool_calls=[
-            ToolCall(**{**call, "status": ToolStatus(call["status"])}) for call in record["tool_calls"]
-        ],
+        tool_calls=[ToolCall(**{**call, "status": ToolStatus(call["status"])}) for call in record["tool_calls"]],
         answer=record["answer"],
         invalid_turns=record["invalid_turns"],
     )

@@ -1,7 +1,7 @@
 """The nouns that flow through the package. Standard library only.
 
-A `Trajectory` holds `Segment`s, and a segment is either sampled by the model or observed from the environment. Ids, mask
-and log-probabilities of the response are derived from the segments, so they cannot drift apart.
+A `Trajectory` holds `Segment`s, and a segment is either sampled by the model or observed from the environment. Ids,
+mask and log-probabilities of the response are derived from the segments, so they cannot drift apart.
 """
 
 from __future__ import annotations

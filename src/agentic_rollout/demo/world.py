@@ -19,11 +19,12 @@ import pyarrow.parquet as pq
 ATTRIBUTES = ("river", "metal", "drink", "feast", "fruit", "dance")
 DATA_SOURCE = "agentic_rollout/demo"
 VALIDATION_SHARE = 0.25
+MAX_ENTITIES = 200  # of 2880 names about half are left for the warm start to practise on
 
-# A name is a head and a tail, such as Zo-mel. No letter both begins and ends a tail, so that a BPE
-# trained on such names finds the two parts and spells a name with two tokens.
+# A name is a head and a tail, such as Zo-mel. No letter both begins and ends a tail, and tails are
+# fewer than the pairs of a head's vowel and the letter after it: so a BPE finds the two parts.
 _HEADS = tuple(onset + vowel for onset in "BDFGHJKLMNPRSTVZ" for vowel in "aeiou")
-_TAILS = tuple(onset + rime for onset in "bdfkmpvz" for rime in ("an", "el", "ir", "ol", "un"))
+_TAILS = tuple(onset + rime for onset in "bdfgkmpvz" for rime in ("an", "el", "ir", "un"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +72,11 @@ def build_world(seed: int, entities: int = 80) -> World:
     """Build the world of `seed`: the same seed gives the same world.
 
     Raises:
-        ValueError: there are too few entities for both parts of the split.
+        ValueError: there are too few entities to split, or too many to name.
     """
     held_out = round(entities * VALIDATION_SHARE)
-    if not 0 < held_out < entities:
-        raise ValueError(f"entities={entities} cannot be split in two: ask for at least 3.")
+    if held_out < 1 or entities > MAX_ENTITIES:
+        raise ValueError(f"entities={entities}: ask for 3 to {MAX_ENTITIES}.")
     rng = random.Random(seed)
     places: list[tuple[Fact, ...]] = []
     taken: set[str] = set()

@@ -7,6 +7,7 @@ waits for a tool, the others go on, and the prefix cache keeps its earlier turns
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -86,7 +87,9 @@ class VLLMInProcessEngine:
         finally:
             stepper.cancel()
             await asyncio.gather(stepper, return_exceptions=True)
-            self._abort_unfinished()
+            self._added.clear()
+            self._futures.clear()
+            abort_unfinished(self._llm_engine)
 
     async def _step_forever(self) -> None:
         try:
@@ -126,12 +129,6 @@ class VLLMInProcessEngine:
         if self._link is not None:
             self._link.send(added)
 
-    def _abort_unfinished(self) -> None:
-        self._added.clear()
-        if self._futures:
-            self._llm_engine.abort_request(list(self._futures))
-            self._futures.clear()
-
 
 def step_engine(
     llm_engine: Any, added: Sequence[GenerateRequest], sampling: SamplingParams, lora_request: Any
@@ -144,13 +141,26 @@ def step_engine(
             _request_params(sampling, request),
             lora_request=lora_request,
         )
+        _skip_token_names(llm_engine, request.request_id)
     if not llm_engine.has_unfinished_requests():
         return []
     return [(output.request_id, _completion(output)) for output in llm_engine.step() if output.finished]
 
 
+def abort_unfinished(llm_engine: Any) -> None:
+    """Leaves the engine empty after a failure; on every tensor-parallel rank, or the ranks would step apart."""
+    unfinished = list(llm_engine.output_processor.request_states)
+    if unfinished:
+        llm_engine.abort_request(unfinished)
+
+
+def _skip_token_names(llm_engine: Any, request_id: str) -> None:
+    """Log-probabilities are read by token id; vLLM would decode each token a second time only to name it."""
+    llm_engine.output_processor.request_states[request_id].logprobs_processor.tokenizer = None
+
+
 def _request_params(sampling: SamplingParams, request: GenerateRequest) -> SamplingParams:
-    params = sampling.clone()
+    params = copy.copy(sampling)  # vLLM makes a deep copy of its own
     params.max_tokens = request.max_tokens
     params.seed = request.seed
     params.stop = list(request.stop)

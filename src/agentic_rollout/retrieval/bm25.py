@@ -10,6 +10,7 @@ import bm25s
 import numpy as np
 import Stemmer
 
+from agentic_rollout.errors import CorpusError
 from agentic_rollout.retrieval.corpus import Passage
 
 # Lucene's English stop set.
@@ -52,13 +53,21 @@ class BM25Index:
 
     @classmethod
     def build(cls, passages: Sequence[Passage], *, k1: float = 0.9, b: float = 0.4) -> BM25Index:
-        """Indexes title and text of every passage."""
+        """Indexes title and text of every passage.
+
+        Raises:
+            CorpusError: no passage has a word to search for.
+        """
         analyzer = EnglishAnalyzer()
         vocabulary: dict[str, int] = {}
         token_ids = [
             [vocabulary.setdefault(word, len(vocabulary)) for word in analyzer.analyze(passage.contents)]
             for passage in passages
         ]
+        if not vocabulary:
+            raise CorpusError(
+                f"none of the {len(passages)} passages has a word to search for, stop words aside. Check `contents`."
+            )
         retriever = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
         retriever.index((token_ids, vocabulary), show_progress=False)
         return cls(passages, retriever, vocabulary)
@@ -78,6 +87,7 @@ class BM25Index:
             return []
         scores = self._retriever.get_scores_from_ids(known)  # (passages,)
         k = min(topk, len(scores))
-        best = np.argpartition(scores, -k)[-k:]
-        ranked = best[np.lexsort((best, -scores[best]))]  # equal scores: the earlier passage first
-        return [Hit(self._passages[index], float(scores[index])) for index in ranked if scores[index] > 0]
+        least = np.partition(scores, -k)[-k]
+        found = np.flatnonzero((scores >= least) & (scores > 0))
+        ranked = found[np.lexsort((found, -scores[found]))][:k]  # equal scores: the earlier passage first
+        return [Hit(self._passages[index], float(scores[index])) for index in ranked]

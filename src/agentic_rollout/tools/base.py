@@ -78,16 +78,22 @@ class Toolbox:
         return ToolCall(request.name, dict(request.arguments), status, text, latency_s, error)
 
     async def finish(self, trajectory_id: str) -> None:
-        """Tells every tool that a trajectory has ended; a tool that fails at it is logged, not fatal."""
+        """Tells every tool that a trajectory has ended; a tool that fails at it, or hangs, is logged, not fatal."""
         for name, tool in self._tools.items():
             try:
-                await tool.finish(trajectory_id)
+                async with asyncio.timeout(tool.timeout_s):
+                    await tool.finish(trajectory_id)
             except Exception:
                 logger.exception("tool %r failed to finish trajectory %s", name, trajectory_id)
 
     async def aclose(self) -> None:
-        for tool in self._tools.values():
-            await tool.aclose()
+        """Closes every tool; one that fails at it, or hangs, is logged and keeps no other from closing."""
+        for name, tool in self._tools.items():
+            try:
+                async with asyncio.timeout(tool.timeout_s):
+                    await tool.aclose()
+            except Exception:
+                logger.exception("tool %r failed to close", name)
 
     async def _outcome(self, request: ToolRequest, context: ToolContext) -> tuple[ToolStatus, str, str | None]:
         tool = self._tools.get(request.name)
@@ -97,15 +103,38 @@ class Toolbox:
             return ToolStatus.UNKNOWN_TOOL, text, None
         try:
             async with asyncio.timeout(tool.timeout_s):
-                return ToolStatus.OK, await tool.call(request.arguments, context), None
+                text = await tool.call(request.arguments, context)
+            return ToolStatus.OK, _encodable(text), None
         except TimeoutError as error:
             text = f"no answer from {request.name} within {tool.timeout_s:g} s"
             return ToolStatus.TIMEOUT, text, type(error).__name__
         except ToolError as error:
-            return ToolStatus(error.status), str(error), type(error).__name__
+            return _failure_status(error), _encodable(str(error)), type(error).__name__
         except Exception as error:  # a tool's failure is data, never the end of a batch
-            logger.warning("tool %r failed: %s: %s", request.name, type(error).__name__, error)
-            return ToolStatus.ERROR, f"{request.name} failed ({type(error).__name__})", type(error).__name__
+            return self._unforeseen(request.name, error)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise  # the trajectory is cancelled; otherwise something inside the tool was
+            return self._unforeseen(request.name, error)
+
+    def _unforeseen(self, name: str, error: BaseException) -> tuple[ToolStatus, str, str]:
+        kind = type(error).__name__
+        logger.warning("tool %r failed: %s: %s", name, kind, error)
+        return ToolStatus.ERROR, f"{name} failed ({kind})", kind
+
+
+def _encodable(text: str) -> str:
+    """`text` without lone surrogates, which no tokenizer takes; raises TypeError for what is no text."""
+    if not isinstance(text, str):
+        raise TypeError(f"a tool's result must be text, not {type(text).__name__}")
+    return text.encode(errors="replace").decode()
+
+
+def _failure_status(error: ToolError) -> ToolStatus:
+    """The status that a tool chose for its failure, if it is one."""
+    failures = set(ToolStatus) - {ToolStatus.OK}
+    return ToolStatus(error.status) if error.status in failures else ToolStatus.ERROR
 
 
 QueryT = TypeVar("QueryT")

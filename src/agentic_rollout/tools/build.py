@@ -40,6 +40,10 @@ def _build_tool(settings: Mapping[str, Any], *, key: str) -> Tool:
         tool: Tool = cls(**own)
     except TypeError as error:
         raise SettingsError(key, own, f"settings that {kind} accepts", f"It said: {error}.") from error
+    for member in ("call", "finish", "aclose", "timeout_s"):
+        if not hasattr(tool, member):
+            remedy = "Derive it from agentic_rollout.tools.base.BaseTool."
+            raise SettingsError(f"{key}.type", kind, f"a tool with a member {member!r}", remedy)
     return tool
 
 

@@ -28,7 +28,7 @@ class SearchSettings(Settings):
 
 
 class EmbeddedSearch(BaseTool):
-    """Searches an index held in memory; queries that become ready together are answered as one batch, off the event loop."""
+    """Searches an index held in memory. Queries that become ready together are one batch, off the event loop."""
 
     def __init__(self, index: BM25Index, *, topk: int = 3, timeout_s: float = 30.0, max_batch: int = 512) -> None:
         self.timeout_s = timeout_s

@@ -55,10 +55,9 @@ def _complete_torch_cpu() -> None:
 
 
 def _use_gloo_alone() -> None:
-    """verl asks for `cpu:gloo,cpu:nccl`, which names one device twice; and gloo wants 1-d tensors to gather."""
+    """verl asks for `cpu:gloo,cpu:nccl`, which names one device twice; and it gathers scalars, which gloo refuses."""
     _wrap(dist, "init_process_group", _with_gloo)
-    for name in ("all_gather", "all_gather_into_tensor"):
-        _wrap(dist, name, _with_one_dimension)
+    _wrap(dist, "all_gather", _gather_scalars)
 
 
 def _with_gloo(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -69,8 +68,10 @@ def _with_gloo(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return original(*args, **kwargs)
 
 
-def _with_one_dimension(original: Callable[..., Any], output: Any, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-    return original(output, tensor.reshape(1) if tensor.dim() == 0 else tensor, *args, **kwargs)
+def _gather_scalars(
+    original: Callable[..., Any], tensor_list: list[torch.Tensor], tensor: torch.Tensor, *args: Any, **kwargs: Any
+) -> Any:
+    return original(tensor_list, tensor.reshape(1) if tensor.dim() == 0 else tensor, *args, **kwargs)
 
 
 def _wrap(module: Any, name: str, wrapper: Callable[..., Any]) -> None:

@@ -1,7 +1,7 @@
 """Makes `rollout.name=agent` known to verl, without importing verl.
 
-verl looks rollouts up in a dictionary. A worker imports this package through `actor_rollout_ref.model.external_lib`, but
-some other import may have come first, even before verl itself. So the entry is added at once if verl's registry is
+verl looks rollouts up in a dictionary. A worker imports this package through `actor_rollout_ref.model.external_lib`,
+but some other import may have come first, even before verl itself. So the entry is added at once if verl's registry is
 loaded, and otherwise at the moment it is.
 """
 

@@ -1,7 +1,7 @@
 """A reward function for verl's `custom_reward_function`.
 
-It trusts the answer that the rollout parsed from sampled tokens, not the decoded response: that text holds observations,
-and a model can write any tag.
+It trusts the answer that the rollout parsed from sampled tokens, not the decoded response: that text holds
+observations, and a model can write any tag.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch.distributed.device_mesh import DeviceMesh
@@ -29,7 +30,7 @@ from agentic_rollout.codec import HFCodec
 from agentic_rollout.collate import collate
 from agentic_rollout.config import AGENT_KEY, AgentSettings, build_settings
 from agentic_rollout.engines.tensor_parallel import TensorParallelLink
-from agentic_rollout.engines.vllm_inprocess import VLLMInProcessEngine, step_engine
+from agentic_rollout.engines.vllm_inprocess import VLLMInProcessEngine, abort_unfinished, step_engine
 from agentic_rollout.errors import SettingsError
 from agentic_rollout.formats import build_format
 from agentic_rollout.loop import AgentLoop, Prompt, turn_seed
@@ -93,9 +94,7 @@ class SearchRollout(vLLMRollout):
             trajectories = self._follow(sampling)
         return self._data_proto(trajectories, prompts, sampling)
 
-    async def update_weights(
-        self, weights: Generator[tuple[str, torch.Tensor], None, None], **kwargs: Any
-    ) -> None:
+    async def update_weights(self, weights: Generator[tuple[str, torch.Tensor], None, None], **kwargs: Any) -> None:
         """Loads new weights; whatever the prefix cache holds was computed with the old ones."""
         await super().update_weights(weights, **kwargs)
         self.inference_engine.reset_prefix_cache()
@@ -114,9 +113,7 @@ class SearchRollout(vLLMRollout):
     def _follow(self, sampling: SamplingParams) -> list[Trajectory]:
         assert self._link is not None
         llm_engine, lora = self.inference_engine.llm_engine, self._lora_request()
-        trajectories: list[Trajectory] = self._link.follow(
-            lambda added: step_engine(llm_engine, added, sampling, lora)
-        )
+        trajectories: list[Trajectory] = self._link.follow(lambda added: step_engine(llm_engine, added, sampling, lora))
         return trajectories
 
     async def _roll_out(self, prompts: DataProto, sampling: SamplingParams) -> list[Trajectory]:
@@ -182,9 +179,7 @@ class SearchRollout(vLLMRollout):
             return None
         return LoRARequest(lora_name=str(loaded[0]), lora_int_id=loaded[0], lora_path="in-memory")
 
-    def _data_proto(
-        self, trajectories: list[Trajectory], prompts: DataProto, sampling: SamplingParams
-    ) -> DataProto:
+    def _data_proto(self, trajectories: list[Trajectory], prompts: DataProto, sampling: SamplingParams) -> DataProto:
         tensors = collate(
             trajectories,
             prompt_length=prompts.batch["input_ids"].shape[1],
@@ -240,11 +235,11 @@ def agent_settings(config: RolloutConfig) -> AgentSettings:
     return settings
 
 
-def rollout_columns(trajectories: list[Trajectory]) -> dict[str, np.ndarray]:
+def rollout_columns(trajectories: list[Trajectory]) -> dict[str, NDArray[np.object_]]:
     """What the rollout alone knows, one entry per row.
 
-    `reward_scores` reaches a reward function as `extra_info["rollout_reward_scores"]`: facts parsed from sampled tokens,
-    which an observation or a forged tag in the decoded text cannot fake.
+    `reward_scores` reaches a reward function as `extra_info["rollout_reward_scores"]`: facts parsed from sampled
+    tokens, which an observation or a forged tag in the decoded text cannot fake.
     """
     facts = np.empty(len(trajectories), dtype=object)
     for index, trajectory in enumerate(trajectories):

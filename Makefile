@@ -1,0 +1,42 @@
+# `make demo` and `make test` set up everything they need, from a fresh clone on.
+SEED ?= 0
+STEPS ?= 30
+OUT ?= outputs/demo
+BIN := .venv/bin
+LOCK = $(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_28 --python-version 3.11 --no-header --no-emit-package agentic-rollout --no-annotate
+
+.PHONY: setup demo ablation test check format bench lock clean
+
+setup:            ## the environment in .venv/
+	@scripts/install.sh .venv constraints/verl06-cpu.txt
+
+demo: setup       ## train a tiny model to search: make demo SEED=1 STEPS=40
+	@$(BIN)/agentic-rollout demo --seed $(SEED) --steps $(STEPS) --out $(OUT)
+
+ablation: setup   ## the demo with and without the observation mask, three seeds each
+	@$(BIN)/python bench/ablation.py
+
+test: setup       ## everything, verl's trainer and vLLM included
+	@$(BIN)/pytest
+
+check: setup      ## style, types, import contracts, fast tests
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+	@$(BIN)/pytest -m "not slow"
+
+format: setup
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: setup      ## the figures of the README: outputs/bench/
+	@$(BIN)/python bench/overlap.py
+	@$(BIN)/python bench/xquad.py
+
+lock: setup       ## resolve constraints/*.in again
+	@$(LOCK) constraints/verl06-cpu.in --override constraints/verl06-cpu.overrides.txt -o constraints/verl06-cpu.txt
+	@$(LOCK) constraints/verl06-gpu.in -o constraints/verl06-gpu.txt
+
+clean:
+	rm -rf .venv .cache outputs checkpoints
