@@ -123,7 +123,8 @@ class Bench:
         engine = VLLMInProcessEngine(self._llm.llm_engine, self._sampling)
         toolbox = Toolbox({"sleep": SleepingTool()})
         loops = {
-            shape: self._build_loop(engine, toolbox, *shape) for shape in {(plan.turns, plan.turn_tokens) for plan in plans}
+            shape: self._build_loop(engine, toolbox, *shape)
+            for shape in {(plan.turns, plan.turn_tokens) for plan in plans}
         }
         prompts = [
             Prompt(plan.prompt_ids, str(index), {"latencies_s": plan.latencies_s}) for index, plan in enumerate(plans)
@@ -268,7 +269,11 @@ def draw_chart(overlap: Sequence[Mapping[str, float]], path: Path) -> None:
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7.5, 3.6), layout="constrained")
-    bars = (("bound_s", "lower bound", "#b8b8b8"), ("ours_s", "agentic-rollout", "#1f6fb4"), ("lockstep_s", "lockstep", "#e08a2e"))
+    bars = (
+        ("bound_s", "lower bound", "#b8b8b8"),
+        ("ours_s", "agentic-rollout", "#1f6fb4"),
+        ("lockstep_s", "lockstep", "#e08a2e"),
+    )
     positions = np.arange(len(overlap))
     for offset, (column, label, colour) in enumerate(bars):
         heights = [row[column] for row in overlap]
@@ -301,7 +306,9 @@ def run(arguments: argparse.Namespace, llm: Any, max_model_len: int) -> dict[str
     """All measurements, as they are written to `overlap.json`."""
     bench = Bench(llm, max_model_len)
     latency = (arguments.latency_median, arguments.latency_sigma)
-    bench.time_s(bench.agent_loop, without_latency(draw_plans(99, arguments.trajectories, arguments.turn_tokens, *latency)))
+    bench.time_s(
+        bench.agent_loop, without_latency(draw_plans(99, arguments.trajectories, arguments.turn_tokens, *latency))
+    )
     overlap = []
     for seed in range(arguments.seeds):
         plans = draw_plans(seed, arguments.trajectories, arguments.turn_tokens, *latency)

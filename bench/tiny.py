@@ -15,8 +15,8 @@ import torch
 from agentic_rollout.verl_plugin.launch import cpu_environment
 
 if not torch.cuda.is_available():
-    os.environ.update(cpu_environment())
-    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "all")  # pinned threads suffer under any other load
+    # One thread: a tiny model gains nothing from more, and threads that wait for each other suffer under any other load.
+    os.environ.update({**cpu_environment(), "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "all"})
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 
 OUTPUTS = Path(__file__).resolve().parents[1] / "outputs" / "bench"

@@ -19,6 +19,11 @@ find_python() {
   return 1
 }
 
+if ! ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1'; then
+  echo "error: vLLM's CPU build needs the system library libnuma.so.1 (Debian, Ubuntu: apt-get install libnuma1)." >&2
+  exit 1
+fi
+
 wanted=$(cat "$lock" pyproject.toml scripts/install.sh | sha256sum | cut -d' ' -f1)
 [ "$(cat "$venv/.installed" 2>/dev/null)" = "$wanted" ] && exit 0
 

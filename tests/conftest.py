@@ -1,4 +1,4 @@
-"""Hypothesis without a deadline: a busy machine is no failure."""
+"""Hypothesis without a deadline: how long an example takes is not what these tests are about."""
 
 from __future__ import annotations
 

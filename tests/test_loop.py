@@ -341,6 +341,18 @@ def test_observation_limit_counts_the_tags_of_feedback_too() -> None:
         )
 
 
+def test_format_whose_tags_grow_with_the_calls_is_told_so() -> None:
+    class Growing(SearchR1Format):
+        def render(self, calls: Sequence[ToolCall]) -> Observation:
+            return Observation("-" * 100 * len(calls), "", "")
+
+    engine = ScriptedEngine(play({0: [spoken(SEARCH), spoken(ANSWER)]}), CODEC, eos_token_id=EOS)
+    toolbox, limits = Toolbox({"search": ScriptedTool()}), LoopSettings(max_observation_tokens=50)
+    loop = AgentLoop(engine, toolbox, Growing(), CODEC, limits, prompt_length=8, response_length=500)
+    with pytest.raises(InvariantError, match="tags took 100 of 50 tokens"):
+        run(loop.run_batch([Prompt((0,), "row")]))
+
+
 def test_reserve_that_exceeds_the_response_is_refused() -> None:
     with pytest.raises(SettingsError, match=r"less than data\.max_response_length \(32\)") as caught:
         roll_out([ANSWER], reserve_answer_tokens=32, response_length=32)

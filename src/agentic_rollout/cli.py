@@ -48,8 +48,6 @@ def _demo(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     from agentic_rollout.demo.run import DemoSettings, run_demo
-    from agentic_rollout.demo.train import TrainerError
-    from agentic_rollout.demo.warmstart import WarmStartError
 
     settings = DemoSettings(
         seed=options.seed,
@@ -58,12 +56,7 @@ def _demo(options: argparse.Namespace) -> int:
         out=options.out,
         overrides=tuple(options.overrides),
     )
-    console = Console()
-    try:
-        run_demo(settings, console)
-    except (TrainerError, WarmStartError) as error:
-        console.print(f"[red]{error}", highlight=False)
-        return 1
+    run_demo(settings, Console())
     return 0
 
 

@@ -16,6 +16,8 @@ from agentic_rollout.errors import SettingsError
 
 AGENT_KEY = "actor_rollout_ref.rollout.engine_kwargs.agent"
 
+MISSING = "???"  # how Hydra writes a value that the user still has to give
+
 Recovery = Literal["feedback", "stop"]
 
 
@@ -69,7 +71,7 @@ def build_settings(cls: type[SettingsT], values: Mapping[str, Any] | None, *, ke
     """
     if values is not None and not isinstance(values, Mapping):
         raise SettingsError(key, values, "a mapping", "Write one setting per line under this key.")
-    given = {str(name): value for name, value in (values or {}).items()}
+    given = {str(name): value for name, value in (values or {}).items() if value != MISSING}
     try:
         return cls(**given)
     except ValidationError as error:

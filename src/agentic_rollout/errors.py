@@ -9,6 +9,8 @@ setting, unusable input, a failing engine or a broken invariant raises.
     ├── PromptError        a prompt row cannot be rolled out
     ├── EngineError        the engine failed or returned something impossible
     ├── ToolError          raised by a tool to fail with a status of its choice; never leaves the toolbox
+    ├── WarmStartError     demo: the model is not fit for training
+    ├── TrainerError       demo: verl's trainer failed
     └── InvariantError     a trajectory or a batch contradicts itself: a bug, please report it
 """
 

@@ -21,7 +21,7 @@ from typing import Any
 from agentic_rollout.codec import TextCodec, cut_text_tokens
 from agentic_rollout.config import AGENT_KEY, LoopSettings
 from agentic_rollout.engines.base import Engine
-from agentic_rollout.errors import EngineError, PromptError, SettingsError
+from agentic_rollout.errors import EngineError, InvariantError, PromptError, SettingsError
 from agentic_rollout.formats import ActionFormat
 from agentic_rollout.tools.base import Toolbox, ToolContext
 from agentic_rollout.types import (
@@ -200,7 +200,10 @@ class AgentLoop:
         """Prefix, body cut to the room that is left, suffix."""
         prefix = self._codec.encode(observation.prefix)
         suffix = self._codec.encode(observation.suffix)
-        body = cut_text_tokens(self._codec, self._codec.encode(observation.body), room - len(prefix) - len(suffix))
+        frame = len(prefix) + len(suffix)
+        if frame > room:
+            raise InvariantError(f"the format's tags took {frame} of {room} tokens; they must not depend on the calls")
+        body = cut_text_tokens(self._codec, self._codec.encode(observation.body), room - frame)
         return (*prefix, *body, *suffix)
 
     def _check_prompt(self, prompt: Prompt, index: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import logging
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +17,12 @@ from agentic_rollout.demo.model import build_model, build_tokenizer, tokenizer_t
 from agentic_rollout.demo.warmstart import WarmStartReport, save, warm_start
 from agentic_rollout.demo.world import build_world, write_corpus, write_questions
 
-logger = logging.getLogger(__name__)
-
 
 @dataclass(frozen=True, slots=True)
 class DemoFiles:
     """Where the prepared parts lie."""
 
     folder: Path
-    report: WarmStartReport
-    reused: bool
 
     @property
     def corpus(self) -> Path:
@@ -45,34 +40,45 @@ class DemoFiles:
     def model(self) -> Path:
         return self.folder / "model"
 
+    @property
+    def report(self) -> Path:
+        return self.folder / "warm_start.json"
 
-def prepare(seed: int, cache: Path) -> DemoFiles:
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A world and a model ready for reinforcement learning."""
+
+    files: DemoFiles
+    warm_start: WarmStartReport
+    reused: bool
+
+
+def prepare(seed: int, cache: Path) -> Prepared:
     """Builds everything for one seed, or finds it in `cache`.
 
     Raises:
         WarmStartError: the warm start misses its gate.
     """
-    folder = cache / f"seed{seed}-{_fingerprint()}"
-    report_path = folder / "warm_start.json"
-    if report_path.is_file():
-        return DemoFiles(folder, WarmStartReport(**orjson.loads(report_path.read_bytes())), reused=True)
-    unfinished = folder.with_name(folder.name + ".unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
+    files = DemoFiles(cache / f"seed{seed}-{_fingerprint()}")
+    if files.report.is_file():
+        return Prepared(files, WarmStartReport(**orjson.loads(files.report.read_bytes())), reused=True)
+    unfinished = DemoFiles(files.folder.with_suffix(".unfinished"))
+    shutil.rmtree(unfinished.folder, ignore_errors=True)
     report = _build(seed, unfinished)
-    (unfinished / report_path.name).write_bytes(orjson.dumps(dataclasses.asdict(report)))
-    unfinished.rename(folder)  # at once, so that an interrupted run leaves nothing that looks complete
-    return DemoFiles(folder, report, reused=False)
+    unfinished.folder.rename(files.folder)  # at once, so that an interrupted run leaves nothing that looks complete
+    return Prepared(files, report, reused=False)
 
 
-def _build(seed: int, folder: Path) -> WarmStartReport:
+def _build(seed: int, files: DemoFiles) -> WarmStartReport:
     world = build_world(seed)
-    files = DemoFiles(folder, report=None, reused=False)  # type: ignore[arg-type]
     write_corpus(world, files.corpus)
     write_questions(world, files.train, files.validation)
     tokenizer = build_tokenizer(tokenizer_texts(seed), files.model)
     model = build_model(tokenizer, seed)
     report = warm_start(world, model, tokenizer, seed=seed)
     save(model, tokenizer, files.model)
+    files.report.write_bytes(orjson.dumps(dataclasses.asdict(report)))
     return report
 
 

@@ -106,7 +106,10 @@ def trajectory_panel(record: Mapping[str, Any]) -> Panel:
     sampled = sum(len(s["token_ids"]) for s in record["segments"] if s["sampled"])
     observed = sum(len(s["token_ids"]) for s in record["segments"] if not s["sampled"])
     legend = Text.assemble(
-        ("sampled, trained on", "green"), f": {sampled} tokens   ", ("observed, masked", "dim italic"), f": {observed} tokens"
+        ("sampled, trained on", "green"),
+        f": {sampled} tokens   ",
+        ("observed, masked", "dim italic"),
+        f": {observed} tokens",
     )
     title = f"step {record['step']}: {record['stop_reason']}"
     return Panel(Group(text, Text(), legend), title=title, title_align="left")

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 
 from agentic_rollout.config import AGENT_KEY
-from agentic_rollout.demo.prepare import DemoFiles, prepare
+from agentic_rollout.demo.prepare import DemoFiles, Prepared, prepare
 from agentic_rollout.demo.report import (
     DRIFT,
     VALIDATION_EM,
@@ -49,17 +49,18 @@ def run_demo(settings: DemoSettings, console: Console) -> Summary:
     started = time.monotonic()
     out = settings.out.resolve()
     console.rule(f"[bold]A world of invented facts, seed {settings.seed}")
-    files = prepare(settings.seed, settings.cache.resolve())
-    warm = files.report
+    prepared = prepare(settings.seed, settings.cache.resolve())
+    warm = prepared.warm_start
     console.print(
-        f"{'reused' if files.reused else 'warm-started'} model: searches in {warm.search_rate:.0%} of its trajectories; "
-        f"its queries are right in {warm.query_exact:.0%}, its answers after reading in {warm.answer_exact:.0%}"
+        f"{'reused' if prepared.reused else 'warm-started'} model: searches in {warm.search_rate:.0%} of its "
+        f"trajectories; {warm.query_exact:.0%} of its queries and, after reading, {warm.answer_exact:.0%} of its "
+        "answers are right"
     )
     console.rule("[bold]verl's stock trainer, GRPO, rollout.name=agent")
-    run = TrainerRun("demo_search", trainer_overrides(settings, files, out), out)
+    run = TrainerRun("demo_search", trainer_overrides(settings, prepared.files, out), out)
     _train(run, settings.steps, console)
     metrics = read_metrics(run.metrics)
-    summary = _summarize(settings, files, metrics, minutes=(time.monotonic() - started) / 60)
+    summary = _summarize(settings, prepared, metrics, minutes=(time.monotonic() - started) / 60)
     summary.write(out / "summary.json")
     plot_curves(
         {f"seed {settings.seed}": [metrics]},
@@ -112,7 +113,7 @@ def _step_line(step: int, steps: int, metrics: dict[str, float]) -> str:
 
 
 def _summarize(
-    settings: DemoSettings, files: DemoFiles, metrics: dict[int, dict[str, float]], *, minutes: float
+    settings: DemoSettings, prepared: Prepared, metrics: dict[int, dict[str, float]], *, minutes: float
 ) -> Summary:
     exact_match = validation_curve(metrics)
     return Summary(
@@ -126,5 +127,5 @@ def _summarize(
         minutes=round(minutes, 2),
         steps=max(metrics),
         mask_observations=settings.mask_observations,
-        warm_start_reused=files.reused,
+        warm_start_reused=prepared.reused,
     )

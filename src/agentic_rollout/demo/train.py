@@ -11,6 +11,7 @@ from pathlib import Path
 
 import orjson
 
+from agentic_rollout.errors import AgenticRolloutError
 from agentic_rollout.verl_plugin.launch import cpu_environment, trainer_command
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,7 @@ _STEP_LINE = re.compile(r"step:(\d+) - (.*)")
 _METRIC = re.compile(r"([\w/@.\-]+):(?:np\.\w+\()?(-?[\d.]+(?:e[+-]?\d+)?)")
 
 
-class TrainerError(Exception):
+class TrainerError(AgenticRolloutError):
     """verl's trainer ended with an error."""
 
 

@@ -37,6 +37,7 @@ from agentic_rollout.demo.world import (
     query,
     question,
 )
+from agentic_rollout.errors import AgenticRolloutError
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +60,7 @@ _MAX_TURN_TOKENS = 16
 _MAX_SEARCHES = 2
 
 
-class WarmStartError(Exception):
+class WarmStartError(AgenticRolloutError):
     """The warm start has not reached what the training after it needs."""
 
 
@@ -164,9 +165,7 @@ class Practice:
         self._taken = world.names
         self._rng = random.Random(seed)
 
-    def batch(
-        self, weights: Mapping[Exercise, float], size: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def batch(self, weights: Mapping[Exercise, float], size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return token ids and labels of `size` exercises: (size, longest), padded on the right."""
         kinds = self._rng.choices(list(weights), weights=list(weights.values()), k=size)
         sequences = [self._exercise(kind) for kind in kinds]
@@ -306,10 +305,7 @@ class Sampler:
         self._model = model
         self._tokenizer = tokenizer
         self._pad_id = _token_id(tokenizer, str(tokenizer.pad_token))
-        self._stop_ids = [
-            _token_id(tokenizer, token)
-            for token in ("</search>", "</answer>", str(tokenizer.eos_token))
-        ]
+        self._stop_ids = [_token_id(tokenizer, token) for token in ("</search>", "</answer>", str(tokenizer.eos_token))]
 
     def encode(self, *texts: str) -> list[int]:
         """Return the token ids of texts that are tokenised one by one."""
@@ -347,9 +343,7 @@ class Sampler:
 def _measure_queries(sampler: Sampler, facts: Sequence[Fact]) -> float:
     """Return how many of the search turns, once begun, ask for just the fact."""
     turns = sampler.sample([sampler.encode_prompt(f) + sampler.encode("<search>") for f in facts])
-    return _share(
-        ["<search>" + turn == render_search(fact) for turn, fact in zip(turns, facts, strict=True)]
-    )
+    return _share(["<search>" + turn == render_search(fact) for turn, fact in zip(turns, facts, strict=True)])
 
 
 def _measure_answers(sampler: Sampler, index: SearchIndex, facts: Sequence[Fact]) -> float:
@@ -359,9 +353,7 @@ def _measure_answers(sampler: Sampler, index: SearchIndex, facts: Sequence[Fact]
         found = render_observation(index.search(query(fact)))
         contexts.append(sampler.encode_prompt(fact) + sampler.encode(render_search(fact), *found))
     turns = sampler.sample(contexts)
-    return _share(
-        [turn == render_answer(fact.value) for turn, fact in zip(turns, facts, strict=True)]
-    )
+    return _share([turn == render_answer(fact.value) for turn, fact in zip(turns, facts, strict=True)])
 
 
 @dataclass(slots=True)

@@ -111,17 +111,18 @@ class Toolbox:
         except ToolError as error:
             return _failure_status(error), _encodable(str(error)), type(error).__name__
         except Exception as error:  # a tool's failure is data, never the end of a batch
-            return self._unforeseen(request.name, error)
+            return _unforeseen(request.name, error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise  # the trajectory is cancelled; otherwise something inside the tool was
-            return self._unforeseen(request.name, error)
+            return _unforeseen(request.name, error)
 
-    def _unforeseen(self, name: str, error: BaseException) -> tuple[ToolStatus, str, str]:
-        kind = type(error).__name__
-        logger.warning("tool %r failed: %s: %s", name, kind, error)
-        return ToolStatus.ERROR, f"{name} failed ({kind})", kind
+
+def _unforeseen(name: str, error: BaseException) -> tuple[ToolStatus, str, str]:
+    kind = type(error).__name__
+    logger.warning("tool %r failed: %s: %s", name, kind, error)
+    return ToolStatus.ERROR, f"{name} failed ({kind})", kind
 
 
 def _encodable(text: str) -> str:

@@ -30,7 +30,7 @@ from agentic_rollout.codec import HFCodec
 from agentic_rollout.collate import collate
 from agentic_rollout.config import AGENT_KEY, AgentSettings, build_settings
 from agentic_rollout.engines.tensor_parallel import TensorParallelLink
-from agentic_rollout.engines.vllm_inprocess import VLLMInProcessEngine, abort_unfinished, step_engine
+from agentic_rollout.engines.vllm_inprocess import VLLMInProcessEngine, step_engine
 from agentic_rollout.errors import SettingsError
 from agentic_rollout.formats import build_format
 from agentic_rollout.loop import AgentLoop, Prompt, turn_seed

@@ -1,0 +1,93 @@
+"""A small world, a briefly trained model, and verl's stock trainer as a subprocess."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from agentic_rollout.config import AGENT_KEY
+
+
+@dataclass(frozen=True)
+class TinyTask:
+    """Files of a world and of a model that writes the tags but is no good yet."""
+
+    folder: Path
+
+    @property
+    def model(self) -> Path:
+        return self.folder / "model"
+
+    @property
+    def corpus(self) -> Path:
+        return self.folder / "corpus.jsonl"
+
+    @property
+    def train(self) -> Path:
+        return self.folder / "train.parquet"
+
+    @property
+    def validation(self) -> Path:
+        return self.folder / "validation.parquet"
+
+
+@dataclass(frozen=True)
+class TrainerResult:
+    """What one run of the trainer left."""
+
+    metrics: dict[int, dict[str, float]]
+    log: str
+    folder: Path
+
+
+RunTrainer = Callable[..., TrainerResult]
+
+
+@pytest.fixture(scope="session")
+def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> TinyTask:
+    from agentic_rollout.demo.model import build_model, build_tokenizer, tokenizer_texts
+    from agentic_rollout.demo.warmstart import PHASES, Practice, Trainer, save
+    from agentic_rollout.demo.world import build_world, write_corpus, write_questions
+
+    task = TinyTask(tmp_path_factory.mktemp("tiny"))
+    world = build_world(0, entities=16)
+    write_corpus(world, task.corpus)
+    write_questions(world, task.train, task.validation)
+    tokenizer = build_tokenizer(tokenizer_texts(0), task.model)
+    model = build_model(tokenizer, 0)
+    Trainer(model, Practice(tokenizer, world, 0), progress=False).train(PHASES[1:2], 120)
+    save(model, tokenizer, task.model)
+    return task
+
+
+@pytest.fixture
+def run_trainer(tiny_task: TinyTask, tmp_path: Path) -> RunTrainer:
+    from agentic_rollout.demo.train import TrainerRun, read_metrics
+
+    def run(name: str, overrides: Sequence[str], *, base: str = "demo_search") -> TrainerResult:
+        """Runs `base` on the tiny task with checkpoints and traces in a folder of the test's own."""
+        folder = tmp_path / name
+        settings = [
+            f"data.train_files={tiny_task.train}",
+            f"data.val_files={tiny_task.validation}",
+            f"actor_rollout_ref.model.path={tiny_task.model}",
+            f"{AGENT_KEY}.tools.search.corpus={tiny_task.corpus}",
+            f"+{AGENT_KEY}.trace_dir={folder / 'trajectories'}",
+            "data.train_batch_size=8",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=8",
+            "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+            "actor_rollout_ref.rollout.n=4",
+            "trainer.total_training_steps=2",
+            "trainer.test_freq=2",
+            "trainer.val_before_train=false",
+            f"trainer.default_local_dir={tmp_path / 'checkpoints'}",
+        ]
+        trainer = TrainerRun(base, [*settings, *overrides], folder)
+        for _ in trainer.follow():
+            pass
+        return TrainerResult(read_metrics(trainer.metrics), trainer.log.read_text(), folder)
+
+    return run

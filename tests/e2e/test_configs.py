@@ -1,0 +1,56 @@
+"""The shipped Hydra configurations compose over verl's own and pass verl's validation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agentic_rollout.config import AgentSettings, build_settings
+from agentic_rollout.verl_plugin.launch import config_dir
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(300),
+    pytest.mark.filterwarnings("default"),  # verl, Ray and vLLM warn on import
+]
+
+PATHS = ["actor_rollout_ref.model.path=model", "actor_rollout_ref.rollout.engine_kwargs.agent.tools.search.corpus=c"]
+
+
+def compose(name: str, overrides: list[str]):
+    import verl.trainer
+    from hydra import compose, initialize_config_dir
+
+    verl_configs = Path(verl.trainer.__file__).parent / "config"
+    search_path = f"hydra.searchpath=[file://{verl_configs}]"  # the trainer's own folder, and ours by --config-dir
+    with initialize_config_dir(str(config_dir()), version_base=None):
+        return compose(name, [search_path, *PATHS, *overrides])
+
+
+@pytest.mark.parametrize("name", ["search_grpo", "search_ppo", "demo_search"])
+def test_recipe_is_valid_for_verl_and_for_us(name: str) -> None:
+    from verl.trainer.ppo.utils import need_critic
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
+
+    config = compose(name, [])
+    assert (config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.rollout.mode) == ("agent", "sync")
+    validate_config(config, use_reference_policy=True, use_critic=need_critic(config))
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    settings = build_settings(AgentSettings, config.actor_rollout_ref.rollout.engine_kwargs.agent)
+    assert settings.tools["search"]["type"] == "bm25"
+    assert settings.mask_observations
+
+
+def test_ppo_recipe_has_a_critic_and_kl_in_the_reward() -> None:
+    from verl.trainer.ppo.utils import need_critic
+
+    config = compose("search_ppo", [])
+    assert need_critic(config)
+    assert config.algorithm.use_kl_in_reward
+    assert config.critic.model.path == "model"
+
+
+def test_reward_file_exists_where_the_recipes_point() -> None:
+    path = config_dir() / Path(compose("search_grpo", []).custom_reward_function.path).name
+    assert path.is_file()
