@@ -1,6 +1,6 @@
 """A vLLM engine over a tiny random model, for benchmarks on any machine.
 
-Import this before anything that imports vLLM: without a GPU it sets the environment that vLLM reads at import.
+Import this before anything that imports torch or vLLM: it sets the environment that both read at import.
 """
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ import os
 from pathlib import Path
 from typing import Any
 
-import torch
+from agentic_rollout.verl_plugin.launch import CPU_ENVIRONMENT
 
-from agentic_rollout.verl_plugin.launch import cpu_environment
+os.environ.update(CPU_ENVIRONMENT)  # no harm with a GPU
+# One thread: a tiny model gains nothing from more, and threads that wait for each other suffer under any other load.
+os.environ.update({"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "all", "VLLM_LOGGING_LEVEL": "ERROR"})
 
-if not torch.cuda.is_available():
-    # One thread: a tiny model gains nothing from more, and threads that wait for each other suffer under any other load.
-    os.environ.update({**cpu_environment(), "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "all"})
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
+import torch  # noqa: E402
 
 OUTPUTS = Path(__file__).resolve().parents[1] / "outputs" / "bench"
 

@@ -13,6 +13,7 @@ Every trajectory is one coroutine, and none waits for another. The rules:
 from __future__ import annotations
 
 import asyncio
+import functools
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -84,6 +85,7 @@ class AgentLoop:
         self._settings = settings
         self._prompt_length = prompt_length
         self._response_length = response_length
+        self._encode_tag = functools.lru_cache(maxsize=64)(codec.encode)  # the same few texts in every turn
         self._final_ids = tuple(codec.encode(settings.final_instruction)) if settings.final_instruction else ()
         self._check_limits()
 
@@ -194,12 +196,12 @@ class AgentLoop:
 
     def _frame_length(self, action: Call | Invalid) -> int:
         frame = self._format.render_invalid(action.problem) if isinstance(action, Invalid) else self._format.render(())
-        return len(self._codec.encode(frame.prefix)) + len(self._codec.encode(frame.suffix))
+        return len(self._encode_tag(frame.prefix)) + len(self._encode_tag(frame.suffix))
 
     def _encode_observation(self, observation: Observation, room: int) -> tuple[int, ...]:
         """Prefix, body cut to the room that is left, suffix."""
-        prefix = self._codec.encode(observation.prefix)
-        suffix = self._codec.encode(observation.suffix)
+        prefix = self._encode_tag(observation.prefix)
+        suffix = self._encode_tag(observation.suffix)
         frame = len(prefix) + len(suffix)
         if frame > room:
             raise InvariantError(f"the format's tags took {frame} of {room} tokens; they must not depend on the calls")

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.fsdp as fsdp
+import transformers
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,7 @@ def install() -> None:
     _complete_torch_cpu()
     _use_gloo_alone()
     _keep_offload_unpinned()
+    _attend_without_flash()
     logger.info("verl runs on the CPU")
 
 
@@ -82,6 +84,18 @@ def _wrap(module: Any, name: str, wrapper: Callable[..., Any]) -> None:
 def _keep_offload_unpinned() -> None:
     """Offloading to the CPU is what a CPU has anyway; page-locked memory it has not."""
     fsdp.CPUOffloadPolicy = lambda *_, **__: fsdp.OffloadPolicy()  # type: ignore[misc,assignment]
+
+
+def _attend_without_flash() -> None:
+    """verl builds its critic with flash attention, whatever the configuration says."""
+    original = transformers.AutoModelForTokenClassification.from_pretrained
+
+    def from_pretrained(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("attn_implementation") == "flash_attention_2":
+            kwargs["attn_implementation"] = "sdpa"
+        return original(*args, **kwargs)
+
+    transformers.AutoModelForTokenClassification.from_pretrained = from_pretrained
 
 
 install()
