@@ -2,9 +2,9 @@
 
     python bench/overlap.py
 
-Overlap: trajectories of one to three turns call a tool whose latency is log-normal. Nothing can finish before the slowest
-trajectory's tools have, nor before the engine has generated everything; the larger of the two is the bound. Lockstep is
-the usual other way: all rows generate, all tools are awaited, and only then comes the next turn.
+Overlap: trajectories of one to three turns call a tool whose latency is log-normal. Nothing can finish before the
+slowest trajectory's tools have, nor before the engine has generated everything; the larger of the two is the bound.
+Lockstep is the usual other way: all rows generate, all tools are awaited, and only then comes the next turn.
 
 Overhead: one turn and no tool, against `LLM.generate` on the same requests.
 
@@ -169,14 +169,22 @@ class Bench:
         self._generate([list(plan.prompt_ids) for plan in plans], [plan.turn_tokens for plan in plans])
 
     def _generate(self, contexts: Sequence[list[int]], max_tokens: Sequence[int]) -> list[list[int]]:
-        params = []
-        for limit in max_tokens:
-            own = self._sampling.clone()
-            own.max_tokens, own.stop, own.include_stop_str_in_output, own.detokenize = limit, list(STOP), True, True
-            own.skip_special_tokens = False
-            params.append(own)
+        params = {limit: self._params(limit) for limit in set(max_tokens)}
         prompts = [{"prompt_token_ids": context} for context in contexts]
-        return [output.outputs[0].token_ids for output in self._llm.generate(prompts, params, use_tqdm=False)]
+        return [
+            output.outputs[0].token_ids
+            for output in self._llm.generate(prompts, [params[limit] for limit in max_tokens], use_tqdm=False)
+        ]
+
+    def _params(self, max_tokens: int) -> SamplingParams:
+        """The same request as the agent loop's engine makes."""
+        params = self._sampling.clone()
+        params.max_tokens = max_tokens
+        params.stop = list(STOP)
+        params.include_stop_str_in_output = True
+        params.detokenize = True
+        params.skip_special_tokens = False
+        return params
 
 
 async def _sleep_all(latencies_s: Sequence[float]) -> None:
@@ -241,20 +249,19 @@ def measure_overhead(bench: Bench, plans: Sequence[Plan], repeats: int) -> dict[
 
 
 def render_table(overlap: Sequence[Mapping[str, float]], median: Mapping[str, float]) -> Table:
-    columns = (
-        "engine_s",
-        "slowest_tools_s",
-        "bound_s",
-        "ours_s",
-        "lockstep_s",
-        "ours_over_bound",
-        "lockstep_over_bound",
-        "ours_over_lockstep",
-    )
-    table = Table(title="Wall time in seconds, and its ratios")
-    table.add_column("seed")
-    for column in columns:
-        table.add_column(column.replace("_", " "), justify="right")
+    columns = {
+        "engine_s": "engine s",
+        "slowest_tools_s": "tools s",
+        "bound_s": "bound s",
+        "ours_s": "ours s",
+        "lockstep_s": "lockstep s",
+        "ours_over_bound": "ours / bound",
+        "lockstep_over_bound": "lockstep / bound",
+        "ours_over_lockstep": "ours / lockstep",
+    }
+    table = Table("seed", title="Wall time: the bound is the larger of engine and slowest trajectory's tools")
+    for heading in columns.values():
+        table.add_column(heading, justify="right", min_width=max(map(len, heading.split())))
     for row in overlap:
         table.add_row(str(int(row["seed"])), *(f"{row[column]:.2f}" for column in columns))
     table.add_row("median", *(f"{median[column]:.2f}" for column in columns), style="bold")

@@ -16,7 +16,7 @@ os.environ.update(CPU_ENVIRONMENT)  # no harm with a GPU
 # One thread: a tiny model gains nothing from more, and threads that wait for each other suffer under any other load.
 os.environ.update({"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "all", "VLLM_LOGGING_LEVEL": "ERROR"})
 
-import torch  # noqa: E402
+import torch
 
 OUTPUTS = Path(__file__).resolve().parents[1] / "outputs" / "bench"
 
@@ -66,6 +66,7 @@ def machine() -> dict[str, Any]:
 
 
 def quiet_logs() -> None:
-    """Keeps vLLM's and others' progress off the terminal."""
+    """Keeps the libraries' progress off the terminal."""
     logging.basicConfig(level=logging.WARNING)
-    logging.getLogger("vllm").setLevel(logging.ERROR)
+    for name in ("vllm", "transformers", "bm25s"):
+        logging.getLogger(name).setLevel(logging.ERROR)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from agentic_rollout.config import AGENT_KEY, AgentSettings, build_settings
+from agentic_rollout.config import AGENT_KEY, AgentSettings, Settings, build_settings
 from agentic_rollout.errors import SettingsError
 
 AGENT_CONFIGS = Path(__file__).parents[1] / "configs" / "agent"
@@ -67,6 +67,15 @@ def test_wrong_value_is_named_with_key_value_and_remedy(key: str, value: object,
     assert str(error).startswith(f"{error.key}: got {value!r}, expected ")
     # The remedy says what the setting means.
     assert (AgentSettings.model_fields[key].description or "missing") in error.remedy
+
+
+def test_value_that_hydra_marks_as_missing_counts_as_not_given() -> None:
+    class Needy(Settings):
+        corpus: str
+
+    with pytest.raises(SettingsError, match=r"expected a value\. Set it") as caught:
+        build_settings(Needy, {"corpus": "???"}, key="agent.tools.search")
+    assert (caught.value.key, caught.value.value) == ("agent.tools.search.corpus", None)
 
 
 def test_wrong_value_inside_a_tool_is_named_by_its_full_path() -> None:

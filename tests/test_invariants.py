@@ -94,7 +94,7 @@ def cases(draw: st.DrawFn) -> Case:
     rows = range(draw(st.integers(1, 4)))
     extra = draw(st.lists(st.lists(st.integers(0, EOS), max_size=6), min_size=len(rows), max_size=len(rows)))
     prompts = tuple((row, *ids) for row, ids in zip(rows, extra, strict=True))
-    response_length = draw(mostly(st.integers(300, MAX_RESPONSE_LENGTH), st.integers(2, 300)))
+    response_length = draw(st.integers(150, MAX_RESPONSE_LENGTH) | st.integers(2, 250))
     return Case(
         codec,
         prompts,

@@ -44,7 +44,7 @@ PUBLIC = {
     "engines.scripted": {"Policy", "ScriptedEngine", "scripted_turns"},
     "formats": {"ActionFormat", "FORMATS", "SearchR1Format", "build_format"},
     "codec": {"ByteCodec", "HFCodec", "TextCodec", "cut_text_tokens"},
-    "config": {"AGENT_KEY", "AgentSettings", "LoopSettings", "Recovery", "Settings", "build_settings"},
+    "config": {"AGENT_KEY", "AgentSettings", "LoopSettings", "MISSING", "Recovery", "Settings", "build_settings"},
     "loop": {"AgentLoop", "Prompt", "turn_seed"},
     "collate": {"collate"},
     "rewards": {"exact_match", "f1_score", "format_score", "normalize_answer", "substring_match"},

@@ -1,7 +1,7 @@
 """A real engine in a process of its own.
 
-vLLM changes the environment, the threads, the process groups and the warnings of the process it lives in. A test therefore
-starts a `Worker` and sends it functions of its module; what they return comes back.
+vLLM changes the environment, the threads, the process groups and the warnings of the process it lives in. A test
+therefore starts a `Worker` and sends it functions of its module; what they return comes back.
 """
 
 from __future__ import annotations

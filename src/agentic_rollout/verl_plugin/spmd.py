@@ -30,7 +30,7 @@ from agentic_rollout.codec import HFCodec
 from agentic_rollout.collate import collate
 from agentic_rollout.config import AGENT_KEY, AgentSettings, build_settings
 from agentic_rollout.engines.tensor_parallel import TensorParallelLink
-from agentic_rollout.engines.vllm_inprocess import VLLMInProcessEngine, step_engine
+from agentic_rollout.engines.vllm_inprocess import VLLMInProcessEngine, abort_unfinished, step_engine
 from agentic_rollout.errors import SettingsError
 from agentic_rollout.formats import build_format
 from agentic_rollout.loop import AgentLoop, Prompt, turn_seed
@@ -113,7 +113,11 @@ class SearchRollout(vLLMRollout):
     def _follow(self, sampling: SamplingParams) -> list[Trajectory]:
         assert self._link is not None
         llm_engine, lora = self.inference_engine.llm_engine, self._lora_request()
-        trajectories: list[Trajectory] = self._link.follow(lambda added: step_engine(llm_engine, added, sampling, lora))
+        trajectories: list[Trajectory]
+        try:
+            trajectories = self._link.follow(lambda added: step_engine(llm_engine, added, sampling, lora))
+        finally:
+            abort_unfinished(llm_engine)  # as the leader does
         return trajectories
 
     async def _roll_out(self, prompts: DataProto, sampling: SamplingParams) -> list[Trajectory]:
