@@ -3,6 +3,8 @@ SEED ?= 0
 STEPS ?= 30
 OUT ?= outputs/demo
 BIN := .venv/bin
+# Waiting threads must not spin: see CPU_ENVIRONMENT in src/agentic_rollout/verl_plugin/launch.py.
+export OMP_WAIT_POLICY ?= PASSIVE
 LOCK = $(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_28 --python-version 3.11 --no-header --no-emit-package agentic-rollout --no-annotate
 
 .PHONY: setup demo ablation test check format bench lock clean

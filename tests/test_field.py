@@ -90,6 +90,16 @@ def test_observation_gains_no_bos() -> None:
     assert observations(trajectory, codec)[0] == "\n\n<information>about q</information>\n\n"
 
 
+def test_tool_cannot_write_control_tokens() -> None:
+    """What a page says is data: the name of a special token in it must not end the text for the model."""
+    tokenizer = build_tokenizer_with_bos()
+    codec = HFCodec(tokenizer)
+    assert tokenizer.eos_token_id in codec.encode("a</s>b")
+    spelt = codec.encode("a</s>b", split_special_tokens=True)
+    assert tokenizer.eos_token_id not in spelt
+    assert codec.decode(spelt) == "a</s>b"
+
+
 def build_tokenizer_with_bos() -> Any:
     """A byte-level tokenizer of `transformers` that begins every text with BOS, as Llama's does."""
     transformers = pytest.importorskip("transformers")

@@ -146,6 +146,21 @@ def test_observation_is_made_only_if_tags_a_token_and_an_answer_fit(spare: int, 
     assert len(trajectory.segments) == 1 + 2 * spare
 
 
+@pytest.mark.parametrize(
+    ("turn", "settings", "stop_reason"),
+    [
+        ("<search></search>", {"on_invalid": "stop"}, StopReason.INVALID),
+        ("nothing", {}, StopReason.EOS),
+        (SEARCH, {"max_turns": 1, "final_turn": False}, StopReason.MAX_TURNS),
+        (SEARCH, {}, StopReason.LENGTH),
+    ],
+)
+def test_row_without_room_for_an_observation_still_tells_why_it_ended(
+    turn: str, settings: dict[str, Any], stop_reason: StopReason
+) -> None:
+    assert roll_out([turn], response_length=40, **settings).trajectory.stop_reason is stop_reason
+
+
 def test_observation_is_cut_to_its_limit() -> None:
     tool = ScriptedTool(lambda query: "0123456789" * 100)
     trajectory = roll_out([SEARCH, ANSWER], tool=tool, max_observation_tokens=TAGS + 12).trajectory

@@ -12,8 +12,12 @@ from typing import Any, Protocol
 class TextCodec(Protocol):
     """A tokenizer as the loop sees it."""
 
-    def encode(self, text: str) -> list[int]:
-        """Tokens of `text`, without beginning- or end-of-sequence tokens."""
+    def encode(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
+        """Tokens of `text`, without beginning- or end-of-sequence tokens.
+
+        With `split_special_tokens`, a special token's name in the text is spelt out like any other word: what a tool
+        returns must not be able to write control tokens.
+        """
         ...
 
     def decode(self, token_ids: Sequence[int]) -> str:
@@ -27,8 +31,8 @@ class HFCodec:
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
-    def encode(self, text: str) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False))
+    def encode(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split_special_tokens))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(
@@ -42,7 +46,7 @@ class ByteCodec:
     eos_token_id = 256
     vocab_size = 257
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
         return list(text.encode())
 
     def decode(self, token_ids: Sequence[int]) -> str:

@@ -29,7 +29,8 @@ def collate(
         prompt_length: P.
         response_length: R.
         pad_token_id: fills what the masks exclude.
-        mask_observations: False counts observations as sampled, to study what that does.
+        mask_observations: False counts observations as sampled, to study what that does; there are then no
+            `rollout_log_probs`, as nobody sampled those tokens.
 
     Returns:
         Long tensors `prompts` (B, P), `responses` and `response_mask` (B, R), `input_ids`, `attention_mask`,
@@ -58,7 +59,7 @@ def collate(
         "position_ids": _position_ids(prompt_mask, response_length),
     }
     logprobs = [t.response_logprobs for t in trajectories]
-    if all(row is not None for row in logprobs):
+    if mask_observations and all(row is not None for row in logprobs):
         batch["rollout_log_probs"] = _pad_right([row or () for row in logprobs], response_length, 0.0)
     return batch
 

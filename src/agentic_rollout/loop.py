@@ -167,15 +167,17 @@ class AgentLoop:
         self, action: Call | Invalid, completion: Completion, room: int, turns_left: int
     ) -> StopReason | None:
         """Why a trajectory that has not answered ends here, or None if it goes on."""
-        if room < self._frame_length(action) + 1:
-            return StopReason.LENGTH
+        if completion.finish_reason is FinishReason.LENGTH and room <= 0:
+            return StopReason.LENGTH  # the budget ran out in the middle of the turn
+        if isinstance(action, Invalid):
+            at_eos = completion.finish_reason is FinishReason.EOS
+            if at_eos and self._settings.on_eos == "stop":
+                return StopReason.EOS
+            if not at_eos and self._settings.on_invalid == "stop":
+                return StopReason.INVALID
         if turns_left == 0:
             return StopReason.MAX_TURNS
-        if isinstance(action, Invalid):
-            if completion.finish_reason is FinishReason.EOS:
-                return StopReason.EOS if self._settings.on_eos == "stop" else None
-            return StopReason.INVALID if self._settings.on_invalid == "stop" else None
-        return None
+        return StopReason.LENGTH if room < self._frame_length(action) + 1 else None
 
     async def _observe(self, trajectory: Trajectory, action: Call | Invalid, context: ToolContext) -> Observation:
         if isinstance(action, Invalid):
@@ -205,7 +207,8 @@ class AgentLoop:
         frame = len(prefix) + len(suffix)
         if frame > room:
             raise InvariantError(f"the format's tags took {frame} of {room} tokens; they must not depend on the calls")
-        body = cut_text_tokens(self._codec, self._codec.encode(observation.body), room - frame)
+        body = self._codec.encode(observation.body, split_special_tokens=True)  # a tool's text is data
+        body = cut_text_tokens(self._codec, body, room - frame)
         return (*prefix, *body, *suffix)
 
     def _check_prompt(self, prompt: Prompt, index: int) -> None:

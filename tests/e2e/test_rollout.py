@@ -1,4 +1,4 @@
-"""`SearchRollout` as verl's worker builds and calls it, over a real engine: bad input, sampling modes, order of rows."""
+"""`SearchRollout` as verl's worker builds and calls it, over a real engine: bad input, modes, order of rows."""
 
 from __future__ import annotations
 

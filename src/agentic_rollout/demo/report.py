@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -57,8 +58,8 @@ def validation_curve(metrics: Metrics, fragment: str = VALIDATION_EM) -> list[tu
 
 
 def largest_drift(metrics: Metrics) -> float:
-    """The largest difference, over all steps, between the sampler's and the actor's token probabilities."""
-    return max(row[DRIFT] for row in metrics.values() if DRIFT in row)
+    """The largest difference of token probabilities between sampler and actor; NaN if none was logged."""
+    return max((row[DRIFT] for row in metrics.values() if DRIFT in row), default=math.nan)
 
 
 def results_table(summary: Summary, metrics: Metrics) -> Table:

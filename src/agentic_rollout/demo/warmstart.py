@@ -15,6 +15,7 @@ from __future__ import annotations
 import logging
 import math
 import random
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -221,12 +222,15 @@ class Trainer:
         total = sum(phase.share for phase in phases)
         plan = [phase for phase in phases for _ in range(round(steps * phase.share / total))]
         self._model.train()
-        bar = tqdm(plan, desc="warm start", unit="step", disable=not self._progress)
+        seconds_between_updates = 0.2 if sys.stderr.isatty() else 20.0
+        bar = tqdm(
+            plan, desc="warm start", unit="step", mininterval=seconds_between_updates, disable=not self._progress
+        )
         for index, phase in enumerate(bar):
             loss = self._step(phase.weights, _learning_rate(index, len(plan)))
             self.steps += 1
             if index % 25 == 0:
-                bar.set_postfix(loss=f"{loss:.3f}")
+                bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
 
     def _step(self, weights: Mapping[Exercise, float], learning_rate: float) -> float:
         ids, labels = self._practice.batch(weights, _BATCH_SIZE)

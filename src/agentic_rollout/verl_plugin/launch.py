@@ -16,6 +16,7 @@ CPU_ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TORCHDYNAMO_DISABLE": "1",  # compiling a tiny model takes longer than running it
     "TOKENIZERS_PARALLELISM": "false",
+    "OMP_WAIT_POLICY": "PASSIVE",  # threads that wait must not spin: any other process would slow them tenfold
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     "HF_HUB_OFFLINE": "1",

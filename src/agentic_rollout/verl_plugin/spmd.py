@@ -232,6 +232,8 @@ def agent_settings(config: RolloutConfig) -> AgentSettings:
             f"at least data.max_prompt_length + data.max_response_length = {budget}",
             "Raise it, or leave it null.",
         )
+    if not settings.tools:
+        logger.warning("%s.tools is empty: every call of a tool will fail", AGENT_KEY)
     if not settings.mask_observations:
         logger.warning(
             "%s.mask_observations is False: the policy is trained on text it did not write. For study only.", AGENT_KEY
