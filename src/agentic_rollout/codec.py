@@ -32,7 +32,13 @@ class HFCodec:
         self._tokenizer = tokenizer
 
     def encode(self, text: str, *, split_special_tokens: bool = False) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=False, split_special_tokens=split_special_tokens))
+        token_ids = self._tokenizer.encode(
+            text,
+            add_special_tokens=False,
+            split_special_tokens=split_special_tokens,
+            verbose=False,  # no warning about a length that is cut afterwards
+        )
+        return list(token_ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(

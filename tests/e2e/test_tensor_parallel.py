@@ -68,7 +68,6 @@ def build_rank(folder: str, rank: int) -> Rank:
 
     init_process_group("cpu:gloo,cpu:nccl")  # the second rank waits here for the model
     mesh = init_device_mesh("cpu", (1, 2, 1), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
-    _keep_external_launcher()
     agent = {
         "format": f"{__name__}.FailingFormat",
         "max_turns": 3,
@@ -91,20 +90,6 @@ def build_rank(folder: str, rank: int) -> Rank:
         engine_kwargs={"agent": agent, "vllm": {"block_size": BLOCK_TOKENS, "logprobs_mode": "processed_logprobs"}},
     )
     return Rank(get_rollout_class("agent", "sync")(config, HFModelConfig(path=folder), mesh), folder)
-
-
-def _keep_external_launcher() -> None:
-    """vLLM's CPU platform replaces verl's executor by one that starts processes of its own; take that back."""
-    from vllm.platforms.cpu import CpuPlatform
-
-    original = CpuPlatform.check_and_update_config.__func__
-
-    def check_and_update_config(cls: type, vllm_config: Any) -> None:
-        chosen = vllm_config.parallel_config.distributed_executor_backend
-        original(cls, vllm_config)
-        vllm_config.parallel_config.distributed_executor_backend = chosen
-
-    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
 
 
 def free_port() -> int:

@@ -66,6 +66,21 @@ def test_two_ranks_roll_out_their_own_halves(run_trainer: RunTrainer) -> None:
     assert all(half.count(index) == 4 for half in halves for index in half)  # whole groups, n = 4
 
 
+def test_tensor_parallel_ranks_share_one_rollout(run_trainer: RunTrainer) -> None:
+    result = run_trainer(
+        "parallel",
+        [
+            "trainer.n_gpus_per_node=2",
+            "actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+            "data.train_batch_size=4",
+            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
+            "trainer.test_freq=-1",
+        ],
+    )
+    check_trained(result, {1, 2}, rows=16)
+    assert len(list((result.folder / "trajectories" / "train").glob("step_000001_rank_*.jsonl"))) == 1
+
+
 def test_ppo_with_critic_gae_and_kl_in_the_reward(run_trainer: RunTrainer, tiny_task: TinyTask) -> None:
     overrides = [
         "data.max_prompt_length=64",

@@ -98,4 +98,24 @@ def _attend_without_flash() -> None:
     transformers.AutoModelForTokenClassification.from_pretrained = from_pretrained
 
 
+def keep_external_launcher() -> None:
+    """Keeps the executor that verl chose, one rank of the engine in each of its workers. Idempotent.
+
+    With tensor parallelism vLLM's CPU platform would replace it by one that starts processes of its own. Called when an
+    engine is about to be built, as vLLM is too slow to import in processes that have none.
+    """
+    from vllm.platforms.cpu import CpuPlatform
+
+    original = CpuPlatform.check_and_update_config.__func__
+    if original.__module__ == __name__:
+        return
+
+    def check_and_update_config(cls: type, vllm_config: Any) -> None:
+        chosen = vllm_config.parallel_config.distributed_executor_backend
+        original(cls, vllm_config)
+        vllm_config.parallel_config.distributed_executor_backend = chosen
+
+    CpuPlatform.check_and_update_config = classmethod(check_and_update_config)
+
+
 install()

@@ -24,6 +24,7 @@ from verl import DataProto
 from verl.workers.config import HFModelConfig, RolloutConfig
 from verl.workers.rollout.vllm_rollout.vllm_rollout_spmd import vLLMRollout
 from vllm.lora.request import LoRARequest
+from vllm.platforms import current_platform
 from vllm.sampling_params import SamplingParams
 
 from agentic_rollout.codec import HFCodec
@@ -38,6 +39,7 @@ from agentic_rollout.tools.base import Toolbox
 from agentic_rollout.tools.build import build_toolbox
 from agentic_rollout.trace import trajectory_record, write_trace
 from agentic_rollout.types import Trajectory
+from agentic_rollout.verl_plugin.cpu import keep_external_launcher
 
 logger = logging.getLogger(__name__)
 
@@ -63,6 +65,8 @@ class SearchRollout(vLLMRollout):
         group = device_mesh["infer_tp"].get_group() if device_mesh["infer_tp"].size() > 1 else None
         self._link = None if group is None else TensorParallelLink(group)
         self._toolbox = build_toolbox(self._settings.tools) if self._leads else Toolbox({})
+        if current_platform.is_cpu():
+            keep_external_launcher()
         super().__init__(config, model_config, device_mesh)
         self._runner = asyncio.Runner()
         self._steps_seen = 0
