@@ -98,12 +98,19 @@ def _attend_without_flash() -> None:
     transformers.AutoModelForTokenClassification.from_pretrained = from_pretrained
 
 
-def keep_external_launcher() -> None:
-    """Keeps the executor that verl chose, one rank of the engine in each of its workers. Idempotent.
+def prepare_engine(tensor_parallel_size: int) -> None:
+    """Lets a tensor-parallel engine live in verl's own workers, one rank in each. Idempotent.
 
-    With tensor parallelism vLLM's CPU platform would replace it by one that starts processes of its own. Called when an
-    engine is about to be built, as vLLM is too slow to import in processes that have none.
+    vLLM's CPU platform would replace the executor that verl chose by one that starts processes of its own, and would
+    want a NUMA node for every rank. Called when an engine is about to be built, as vLLM is too slow to import in
+    processes that have none.
     """
+    if tensor_parallel_size > 1:
+        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "|".join(["all"] * tensor_parallel_size))
+        _keep_external_launcher()
+
+
+def _keep_external_launcher() -> None:
     from vllm.platforms.cpu import CpuPlatform
 
     original = CpuPlatform.check_and_update_config.__func__

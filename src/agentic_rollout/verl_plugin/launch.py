@@ -13,7 +13,6 @@ MAIN = "verl.trainer.main_ppo"
 CPU_ENVIRONMENT = {
     "VERL_USE_EXTERNAL_MODULES": "agentic_rollout.verl_plugin.cpu",
     "VLLM_CPU_KVCACHE_SPACE": "1",  # GiB
-    "VLLM_CPU_OMP_THREADS_BIND": "|".join(["all"] * 8),  # one entry per rank; pinned threads would share a core
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TORCHDYNAMO_DISABLE": "1",  # compiling a tiny model takes longer than running it
     "TOKENIZERS_PARALLELISM": "false",

@@ -39,7 +39,7 @@ from agentic_rollout.tools.base import Toolbox
 from agentic_rollout.tools.build import build_toolbox
 from agentic_rollout.trace import trajectory_record, write_trace
 from agentic_rollout.types import Trajectory
-from agentic_rollout.verl_plugin.cpu import keep_external_launcher
+from agentic_rollout.verl_plugin.cpu import prepare_engine
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ class SearchRollout(vLLMRollout):
         self._link = None if group is None else TensorParallelLink(group)
         self._toolbox = build_toolbox(self._settings.tools) if self._leads else Toolbox({})
         if current_platform.is_cpu():
-            keep_external_launcher()
+            prepare_engine(config.tensor_model_parallel_size)
         super().__init__(config, model_config, device_mesh)
         self._runner = asyncio.Runner()
         self._steps_seen = 0
