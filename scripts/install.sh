@@ -19,7 +19,7 @@ find_python() {
   return 1
 }
 
-if ! ldconfig -p 2>/dev/null | grep -q 'libnuma\.so\.1'; then
+if ! grep -q 'libnuma\.so\.1' <<< "$(PATH=$PATH:/sbin:/usr/sbin ldconfig -p)"; then
   echo "error: vLLM's CPU build needs the system library libnuma.so.1 (Debian, Ubuntu: apt-get install libnuma1)." >&2
   exit 1
 fi
