@@ -149,7 +149,7 @@ def plot_curves(runs: Mapping[str, Sequence[Metrics]], path: Path, *, panels: Se
     for axis in axes.flat[len(panels) :]:
         axis.set_visible(False)
     axes[0][0].set_ylim(0, 1)
-    axes[0][0].legend(loc="lower right")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=len(runs))
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
 
