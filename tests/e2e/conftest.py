@@ -9,29 +9,7 @@ from pathlib import Path
 import pytest
 
 from agentic_rollout.config import AGENT_KEY
-
-
-@dataclass(frozen=True)
-class TinyTask:
-    """Files of a world and of a model that writes the tags but is no good yet."""
-
-    folder: Path
-
-    @property
-    def model(self) -> Path:
-        return self.folder / "model"
-
-    @property
-    def corpus(self) -> Path:
-        return self.folder / "corpus.jsonl"
-
-    @property
-    def train(self) -> Path:
-        return self.folder / "train.parquet"
-
-    @property
-    def validation(self) -> Path:
-        return self.folder / "validation.parquet"
+from agentic_rollout.demo.prepare import DemoFiles
 
 
 @dataclass(frozen=True)
@@ -47,12 +25,12 @@ RunTrainer = Callable[..., TrainerResult]
 
 
 @pytest.fixture(scope="session")
-def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> TinyTask:
+def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
     from agentic_rollout.demo.model import build_model, build_tokenizer, tokenizer_texts
     from agentic_rollout.demo.warmstart import PHASES, Practice, Trainer, save
     from agentic_rollout.demo.world import build_world, write_corpus, write_questions
 
-    task = TinyTask(tmp_path_factory.mktemp("tiny"))
+    task = DemoFiles(tmp_path_factory.mktemp("tiny"))
     world = build_world(0, entities=16)
     write_corpus(world, task.corpus)
     write_questions(world, task.train, task.validation)
@@ -64,7 +42,7 @@ def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> TinyTask:
 
 
 @pytest.fixture
-def run_trainer(tiny_task: TinyTask, tmp_path: Path) -> RunTrainer:
+def run_trainer(tiny_task: DemoFiles, tmp_path: Path) -> RunTrainer:
     from agentic_rollout.demo.train import TrainerRun, read_metrics
 
     def run(name: str, overrides: Sequence[str], *, base: str = "demo_search") -> TrainerResult:

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from agentic_rollout.demo.prepare import DemoFiles
 from agentic_rollout.trace import parse_trajectory, read_trace
 
-from .conftest import RunTrainer, TinyTask, TrainerResult
+from .conftest import RunTrainer, TrainerResult
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -81,7 +82,7 @@ def test_tensor_parallel_ranks_share_one_rollout(run_trainer: RunTrainer) -> Non
     assert len(list((result.folder / "trajectories" / "train").glob("step_000001_rank_*.jsonl"))) == 1
 
 
-def test_ppo_with_critic_gae_and_kl_in_the_reward(run_trainer: RunTrainer, tiny_task: TinyTask) -> None:
+def test_ppo_with_critic_gae_and_kl_in_the_reward(run_trainer: RunTrainer, tiny_task: DemoFiles) -> None:
     overrides = [
         "data.max_prompt_length=64",
         "data.max_response_length=224",
