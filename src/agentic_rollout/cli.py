@@ -17,6 +17,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(name)s: %(message)s")
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for DEBUG of its own accord
     try:
         return int(options.run(options))
     except AgenticRolloutError as error:

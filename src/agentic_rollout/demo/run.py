@@ -68,7 +68,10 @@ def run_demo(settings: DemoSettings, console: Console) -> Summary:
         panels=[("validation exact match", VALIDATION_EM), ("searches per question", VALIDATION_SEARCHES)],
     )
     show(console, summary, metrics, out / "trajectories")
-    console.print(f"in {settings.out}: summary.json, learning_curve.png, metrics.jsonl, trajectories/, trainer.log")
+    console.print(
+        f"in {settings.out}: summary.json, learning_curve.png, metrics.jsonl, trajectories/, trainer.log",
+        soft_wrap=True,
+    )
     return summary
 
 
@@ -92,7 +95,7 @@ def trainer_overrides(settings: DemoSettings, files: DemoFiles, out: Path) -> li
 def _train(run: TrainerRun, steps: int, console: Console) -> None:
     with console.status("starting Ray, verl and vLLM (about a minute) …") as status:
         for step, metrics in run.follow():
-            console.print(_step_line(step, steps, metrics), highlight=False)
+            console.print(_step_line(step, steps, metrics), highlight=False, soft_wrap=True)
             status.update(f"step {step + 1} of {steps} …" if step < steps else "shutting down …")
 
 
