@@ -16,6 +16,7 @@ from agentic_rollout.demo.report import (
     trajectory_panel,
     validation_curve,
 )
+from agentic_rollout.demo.run import clear_results
 from agentic_rollout.demo.train import find_metric, parse_step, read_metrics
 from agentic_rollout.trace import trajectory_record, write_trace
 from agentic_rollout.types import Segment, StopReason, ToolCall, ToolStatus, Trajectory
@@ -77,6 +78,14 @@ def test_shown_trajectories_are_one_question_guessed_then_searched(tmp_path: Pat
     assert (after["index"], after["step"]) == (1, 30)
     assert after["tool_calls"]
     assert trajectory_panel(after).title == "step 30: answered"
+
+
+def test_results_of_an_earlier_run_are_not_taken_for_this_one(tmp_path: Path) -> None:
+    write_trace(tmp_path / "trajectories" / "validate" / "step_000030_rank_0.jsonl", [record(0, 30, searched=True)])
+    (tmp_path / "summary.json").write_text("{}")
+    (tmp_path / "mine.txt").write_text("kept")
+    clear_results(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
 
 
 def test_learning_curve_is_a_png(tmp_path: Path) -> None:

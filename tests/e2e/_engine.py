@@ -10,6 +10,7 @@ import asyncio
 import importlib.util
 import multiprocessing
 import os
+import socket
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -169,6 +170,42 @@ def build_llm(folder: str, max_model_len: int) -> LLMSubject:
     )
     sampling = SamplingParams(temperature=1.0, logprobs=0, detokenize=False)
     return LLMSubject(llm, sampling, HFCodec(llm.get_tokenizer()), folder)
+
+
+def join_ranks(tensor_parallel_size: int = 1) -> Any:
+    """Does what verl's worker has done before it builds a rollout; returns its device mesh."""
+    import verl  # noqa: F401  (loads the platform module that the environment names)
+    from torch.distributed import init_process_group
+    from torch.distributed.device_mesh import init_device_mesh
+
+    import agentic_rollout  # noqa: F401  (as external_lib does)
+
+    init_process_group("cpu:gloo,cpu:nccl")  # waits for the other ranks
+    return init_device_mesh("cpu", (1, tensor_parallel_size, 1), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
+
+
+def prompt_batch(lengths: Sequence[int], prompt_length: int, pad_token_id: int, meta_info: Mapping[str, Any]) -> Any:
+    """A `DataProto` as verl hands it to a rollout: one left-padded prompt per length, all of them different."""
+    import numpy as np
+    import torch
+    from verl import DataProto
+
+    input_ids = torch.full((len(lengths), prompt_length), pad_token_id)
+    attention_mask = torch.zeros_like(input_ids)
+    for row, length in enumerate(lengths):
+        input_ids[row, prompt_length - length :] = torch.arange(40 + row, 40 + row + length)
+        attention_mask[row, prompt_length - length :] = 1
+    return DataProto.from_dict(
+        tensors={"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": attention_mask.cumsum(1)},
+        non_tensors={"index": np.arange(len(lengths), dtype=object)},
+        meta_info=dict(meta_info),
+    )
+
+
+def free_port() -> int:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 class EveryTurnCalls:

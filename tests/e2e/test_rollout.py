@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 
 from agentic_rollout.errors import CorpusError, PromptError, SettingsError
 from agentic_rollout.tools.base import BaseTool, ToolContext
-from e2e._engine import Worker, write_tiny_model
+from e2e._engine import Worker, free_port, join_ranks, prompt_batch, write_tiny_model
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -69,15 +68,9 @@ class Subject:
 
 def build_subject(folder: str) -> Subject:
     write_tiny_model(folder)
-    import verl  # noqa: F401  (loads the platform module that the environment names)
-    from torch.distributed import init_process_group
-    from torch.distributed.device_mesh import init_device_mesh
     from verl.workers.config import HFModelConfig
 
-    import agentic_rollout  # noqa: F401  (as external_lib does)
-
-    init_process_group("cpu:gloo,cpu:nccl")
-    mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
+    mesh = join_ranks()
     subject = Subject(folder, mesh, HFModelConfig(path=folder))
     subject.rollout = subject.build(AGENT)
     return subject
@@ -89,30 +82,14 @@ def build_badly(subject: Subject, agent: Mapping[str, Any], config: Mapping[str,
 
 def generate(subject: Subject, lengths: list[int], meta_info: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
     """Rolls out one row per prompt length; returns tensors as lists, and the columns."""
-    import numpy as np
     import torch
-    from verl import DataProto
 
-    input_ids = torch.full((len(lengths), PROMPT_LENGTH), subject.rollout.pad_token_id)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, length in enumerate(lengths):
-        input_ids[row, PROMPT_LENGTH - length :] = torch.arange(40 + row, 40 + row + length)
-        attention_mask[row, PROMPT_LENGTH - length :] = 1
-    batch = DataProto.from_dict(
-        tensors={"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": attention_mask.cumsum(1)},
-        non_tensors={"index": np.arange(len(lengths), dtype=object)},
-        meta_info=dict(meta_info),
-    )
+    batch = prompt_batch(lengths, PROMPT_LENGTH, subject.rollout.pad_token_id, meta_info)
+    input_ids = batch.batch["input_ids"].clone()
     output = subject.rollout.generate_sequences(batch)
     assert torch.equal(output.batch["prompts"], input_ids)
     assert torch.equal(output.batch["input_ids"][:, PROMPT_LENGTH:], output.batch["responses"])
     return {name: tensor.tolist() for name, tensor in output.batch.items()}, dict(output.non_tensor_batch)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -133,6 +110,7 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         ({"tools": {"search": {"type": "bm25"}}}, {}, ["tools.search.corpus", "Set it"]),
         ({"tools": {"search": {"type": "bm52", "corpus": "c"}}}, {}, ["tools.search.type", "bm52", "bm25"]),
         ({}, {"max_model_len": 100}, ["rollout.max_model_len", "100", "184"]),
+        ({"trace_dir": f"{__file__}/traces"}, {}, ["agent.trace_dir", "test_rollout.py/traces", "cannot be made"]),
     ],
 )
 def test_wrong_setting_is_named_before_a_model_is_loaded(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import random
-import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +14,15 @@ import pytest
 from agentic_rollout.errors import EngineError, PromptError
 from agentic_rollout.tools.base import BaseTool, ToolContext
 from agentic_rollout.types import Action
-from e2e._engine import BLOCK_TOKENS, EveryTurnCalls, Worker, write_tiny_model
+from e2e._engine import (
+    BLOCK_TOKENS,
+    EveryTurnCalls,
+    Worker,
+    free_port,
+    join_ranks,
+    prompt_batch,
+    write_tiny_model,
+)
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -58,16 +65,10 @@ def build_rank(folder: str, rank: int) -> Rank:
     """What verl's worker does, up to the rollout; the first rank writes the model."""
     if rank == 0:
         write_tiny_model(folder)
-    import verl  # noqa: F401  (loads the platform module that the environment names)
-    from torch.distributed import init_process_group
-    from torch.distributed.device_mesh import init_device_mesh
     from verl.workers.config import HFModelConfig, RolloutConfig
     from verl.workers.rollout.base import get_rollout_class
 
-    import agentic_rollout  # noqa: F401  (as external_lib does)
-
-    init_process_group("cpu:gloo,cpu:nccl")  # the second rank waits here for the model
-    mesh = init_device_mesh("cpu", (1, 2, 1), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
+    mesh = join_ranks(tensor_parallel_size=2)
     agent = {
         "format": f"{__name__}.FailingFormat",
         "max_turns": 3,
@@ -90,12 +91,6 @@ def build_rank(folder: str, rank: int) -> Rank:
         engine_kwargs={"agent": agent, "vllm": {"block_size": BLOCK_TOKENS, "logprobs_mode": "processed_logprobs"}},
     )
     return Rank(get_rollout_class("agent", "sync")(config, HFModelConfig(path=folder), mesh), folder)
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 @pytest.fixture(scope="module")
@@ -134,20 +129,7 @@ def on_both(ranks: Sequence[Worker], function: Callable[..., Any], *args: Any) -
 
 def generate(subject: Rank, lengths: Sequence[int], step: int) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     """Rolls out one row per prompt length; tensors and columns as lists."""
-    import numpy as np
-    import torch
-    from verl import DataProto
-
-    input_ids = torch.full((len(lengths), PROMPT_LENGTH), subject.rollout.pad_token_id)
-    attention_mask = torch.zeros_like(input_ids)
-    for row, length in enumerate(lengths):
-        input_ids[row, PROMPT_LENGTH - length :] = torch.arange(40 + row, 40 + row + length)
-        attention_mask[row, PROMPT_LENGTH - length :] = 1
-    batch = DataProto.from_dict(
-        tensors={"input_ids": input_ids, "attention_mask": attention_mask, "position_ids": attention_mask.cumsum(1)},
-        non_tensors={"index": np.arange(len(lengths), dtype=object)},
-        meta_info={"global_steps": step},
-    )
+    batch = prompt_batch(lengths, PROMPT_LENGTH, subject.rollout.pad_token_id, {"global_steps": step})
     output = subject.rollout.generate_sequences(batch)
     tensors = {name: tensor.tolist() for name, tensor in output.batch.items()}
     return tensors, {name: list(column) for name, column in output.non_tensor_batch.items()}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from agentic_rollout.retrieval.corpus import load_corpus
 from agentic_rollout.tools.base import BaseTool, ToolContext
 from agentic_rollout.tools.search import EmbeddedSearch, SearchSettings
 from agentic_rollout.trace import read_trace
-from e2e._engine import Worker, write_tiny_model
+from e2e._engine import Worker, free_port, join_ranks, write_tiny_model
 
 XQUAD = Path(__file__).resolve().parents[3] / "shared" / "data" / "xquad"
 
@@ -51,16 +50,10 @@ class Subject:
 def build_subject(folder: str, trace_dir: str) -> Subject:
     """What verl's worker does, up to the rollout."""
     write_tiny_model(folder)
-    import verl  # noqa: F401  (loads the platform module that the environment names)
-    from torch.distributed import init_process_group
-    from torch.distributed.device_mesh import init_device_mesh
     from verl.workers.config import HFModelConfig, RolloutConfig
     from verl.workers.rollout.base import get_rollout_class
 
-    import agentic_rollout  # noqa: F401  (as external_lib does)
-
-    init_process_group("cpu:gloo,cpu:nccl")
-    mesh = init_device_mesh("cpu", (1, 1, 1), mesh_dim_names=("dp", "infer_tp", "infer_pp"))
+    mesh = join_ranks()
     corpus = str(XQUAD / "corpus.jsonl")
     agent = {
         "format": "e2e._engine.EveryTurnCalls",
@@ -124,9 +117,7 @@ def trace_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def worker(tmp_path_factory: pytest.TempPathFactory, trace_dir: Path) -> Iterator[Worker]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
+    port = str(free_port())
     launcher = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     worker = Worker(build_subject, str(tmp_path_factory.mktemp("model")), str(trace_dir), environment=launcher)
     worker.result(240)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 import time
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -48,6 +49,7 @@ def run_demo(settings: DemoSettings, console: Console) -> Summary:
     """
     started = time.monotonic()
     out = settings.out.resolve()
+    clear_results(out)
     console.rule(f"[bold]A world of invented facts, seed {settings.seed}")
     prepared = prepare(settings.seed, settings.cache.resolve())
     warm = prepared.warm_start
@@ -73,6 +75,13 @@ def run_demo(settings: DemoSettings, console: Console) -> Summary:
         soft_wrap=True,
     )
     return summary
+
+
+def clear_results(out: Path) -> None:
+    """Removes what an earlier run left in `out`, so that nothing of it is taken for this one's."""
+    shutil.rmtree(out / "trajectories", ignore_errors=True)
+    for name in ("summary.json", "learning_curve.png", "metrics.jsonl", "trainer.log"):
+        (out / name).unlink(missing_ok=True)
 
 
 def trainer_overrides(settings: DemoSettings, files: DemoFiles, out: Path) -> list[str]:

@@ -236,6 +236,8 @@ def agent_settings(config: RolloutConfig) -> AgentSettings:
             f"at least data.max_prompt_length + data.max_response_length = {budget}",
             "Raise it, or leave it null.",
         )
+    if settings.trace_dir is not None:
+        _check_trace_dir(Path(settings.trace_dir))
     if not settings.tools:
         logger.warning("%s.tools is empty: every call of a tool will fail", AGENT_KEY)
     if not settings.mask_observations:
@@ -243,6 +245,15 @@ def agent_settings(config: RolloutConfig) -> AgentSettings:
             "%s.mask_observations is False: the policy is trained on text it did not write. For study only.", AGENT_KEY
         )
     return settings
+
+
+def _check_trace_dir(folder: Path) -> None:
+    """Makes the folder now: that it cannot be written must not come out after the first rollout."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        remedy = f"It cannot be made ({error.strerror}); choose another, or leave it null."
+        raise SettingsError(f"{AGENT_KEY}.trace_dir", str(folder), "a folder that can be written", remedy) from error
 
 
 def rollout_columns(trajectories: list[Trajectory]) -> dict[str, NDArray[np.object_]]:
