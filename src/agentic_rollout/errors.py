@@ -6,6 +6,7 @@ setting, unusable input, a failing engine or a broken invariant raises.
     AgenticRolloutError
     ├── SettingsError      a setting has a wrong key or value
     ├── CorpusError        a corpus is missing or has a bad line
+    ├── SearchIndexError   an index is missing, half-built, or does not fit its corpus
     ├── PromptError        a prompt row cannot be rolled out
     ├── EngineError        the engine failed or returned something impossible
     ├── ToolError          raised by a tool to fail with a status of its choice; never leaves the toolbox
@@ -45,6 +46,10 @@ class SettingsError(AgenticRolloutError):
 
 class CorpusError(AgenticRolloutError):
     """A corpus file is missing, or one of its lines is not a passage."""
+
+
+class SearchIndexError(AgenticRolloutError):
+    """An index folder is missing or damaged, was built from another corpus, or cannot be built."""
 
 
 class PromptError(AgenticRolloutError):

@@ -34,7 +34,6 @@ from agentic_rollout.types import (
     Observation,
     Segment,
     StopReason,
-    ToolStatus,
     Trajectory,
 )
 
@@ -184,8 +183,7 @@ class AgentLoop:
             return self._format.render_invalid(action.problem)
         calls = await asyncio.gather(*(self._toolbox.call(request, context) for request in action.requests))
         trajectory.tool_calls.extend(calls)
-        infrastructure = {ToolStatus.ERROR, ToolStatus.TIMEOUT}
-        if self._settings.on_tool_failure == "stop" and any(call.status in infrastructure for call in calls):
+        if self._settings.on_tool_failure == "stop" and any(call.status.is_tool_failure for call in calls):
             trajectory.stop_reason = StopReason.TOOL_FAILURE
         return self._format.render(calls)
 

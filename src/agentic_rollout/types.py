@@ -37,10 +37,30 @@ class ToolStatus(StrEnum):
     """How one tool call ended."""
 
     OK = "ok"
-    ERROR = "error"  # the tool raised
-    TIMEOUT = "timeout"  # the tool did not answer within its deadline
+    # The model's own mistakes.
     UNKNOWN_TOOL = "unknown_tool"  # the model asked for a tool that is not there
     BAD_ARGUMENTS = "bad_arguments"  # the model's arguments do not fit the tool
+    FORBIDDEN = "forbidden"  # the settings do not allow what the model asked for
+    # Failures of the tool, or of the service behind it.
+    ERROR = "error"  # the tool raised
+    TIMEOUT = "timeout"  # no answer within the deadline
+    REFUSED = "refused"  # no connection could be made
+    DISCONNECTED = "disconnected"  # the connection broke before the whole reply was there
+    RATE_LIMITED = "rate_limited"  # the service said that there were too many requests (429)
+    HTTP_4XX = "http_4xx"  # the service rejected the request: a wrong key, a wrong body
+    HTTP_5XX = "http_5xx"  # the service failed
+    BAD_REPLY = "bad_reply"  # the reply is not what was agreed on: no JSON, a wrong number of results
+    UNAVAILABLE = "unavailable"  # not asked, because the service has just failed repeatedly (circuit breaker)
+
+    @property
+    def is_tool_failure(self) -> bool:
+        """Whether the tool failed, rather than succeeded or was misused by the model."""
+        return self not in (
+            ToolStatus.OK,
+            ToolStatus.UNKNOWN_TOOL,
+            ToolStatus.BAD_ARGUMENTS,
+            ToolStatus.FORBIDDEN,
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import bm25s
 import numpy as np
@@ -12,6 +11,7 @@ import Stemmer
 
 from agentic_rollout.errors import CorpusError
 from agentic_rollout.retrieval.corpus import Passage
+from agentic_rollout.retrieval.index import Hit
 
 # Lucene's English stop set.
 STOP_WORDS = frozenset(
@@ -32,14 +32,6 @@ class EnglishAnalyzer:
         words = (_POSSESSIVE.sub("", word.lower()) for word in _WORD.findall(text))
         stems: list[str] = self._stemmer.stemWords([word for word in words if word not in STOP_WORDS])
         return stems
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """A passage found, and its BM25 score."""
-
-    passage: Passage
-    score: float
 
 
 class BM25Index:

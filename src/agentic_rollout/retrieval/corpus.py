@@ -18,10 +18,12 @@ class Passage:
     Attributes:
         id: unique in its corpus.
         contents: the quoted title, a newline, then the text: the layout of Search-R1's corpora.
+        url: where the passage comes from; empty if that is not known.
     """
 
     id: str
     contents: str
+    url: str = ""
 
     @property
     def title(self) -> str:

@@ -8,11 +8,12 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from agentic_rollout.batching import Batcher
 from agentic_rollout.config import Settings
 from agentic_rollout.errors import ToolError
 from agentic_rollout.retrieval.bm25 import BM25Index
 from agentic_rollout.retrieval.corpus import Passage, load_corpus
-from agentic_rollout.tools.base import BaseTool, Batcher, ToolContext
+from agentic_rollout.tools.base import BaseTool, ToolContext
 
 
 class SearchSettings(Settings):
