@@ -64,6 +64,9 @@ class BM25Index:
         retriever.index((token_ids, vocabulary), show_progress=False)
         return cls(passages, retriever, vocabulary)
 
+    def __len__(self) -> int:
+        return len(self._passages)
+
     def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
         """The best passages of each query, best first.
 
