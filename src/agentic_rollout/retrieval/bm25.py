@@ -1,88 +1,110 @@
-"""BM25 in process, with `bm25s`, analysing English as Lucene does."""
+"""BM25 over shards, with `bm25s`: scores of postings are computed when the index is built, and a search adds them up.
+
+Shards bound the memory of a build. As corpus-wide figures score them all, they find what one large index would find.
+"""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import bm25s
 import numpy as np
-import Stemmer
+from numpy.typing import NDArray
 
-from agentic_rollout.errors import CorpusError
-from agentic_rollout.retrieval.corpus import Passage
-from agentic_rollout.retrieval.index import Hit
+from agentic_rollout.retrieval.analysis import Analyzer
+from agentic_rollout.retrieval.index import Ranking
+from agentic_rollout.retrieval.postings import Statistics, invert, score, term_hash
 
-# Lucene's English stop set.
-STOP_WORDS = frozenset(
-    "a an and are as at be but by for if in into is it no not of on or such that the their then there these they "
-    "this to was will with".split()
-)
-_WORD = re.compile(r"[^\W_]+(?:[.'’][^\W_]+)*")  # close to UAX#29: inner periods and apostrophes do not split
-_POSSESSIVE = re.compile(r"['’]s$")
+# Compiling the search takes seconds in every process; below this size plain NumPy is fast enough.
+_COMPILED_FROM_PASSAGES = 20_000
 
 
-class EnglishAnalyzer:
-    """Words, possessives dropped, lower case, stop words dropped, Porter stems: as Lucene's English analyser."""
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """What a search needs of a shard: `Postings` with scores in place of counts."""
 
-    def __init__(self) -> None:
-        self._stemmer = Stemmer.Stemmer("porter")
-
-    def analyze(self, text: str) -> list[str]:
-        words = (_POSSESSIVE.sub("", word.lower()) for word in _WORD.findall(text))
-        stems: list[str] = self._stemmer.stemWords([word for word in words if word not in STOP_WORDS])
-        return stems
+    terms: NDArray[np.uint64]
+    starts: NDArray[np.int64]
+    rows: NDArray[np.int32]
+    scores: NDArray[np.float32]
+    passages: int
 
 
-class BM25Index:
-    """An index in memory."""
+class BM25Ranker:
+    """Ranks the rows of all shards, which follow one another in the corpus.
 
-    def __init__(self, passages: Sequence[Passage], retriever: bm25s.BM25, vocabulary: dict[str, int]) -> None:
-        self._passages = passages
-        self._retriever = retriever
-        self._vocabulary = vocabulary
-        self._analyzer = EnglishAnalyzer()
+    Rows with equal scores come in their order; which of them is cut off at `topk` is arbitrary, but repeatable.
+    """
+
+    def __init__(self, shards: Sequence[Shard], analyzer: Analyzer) -> None:
+        self._shards = [shard for shard in shards if len(shard.terms)]
+        self._first_rows = _first_rows(shards)
+        self._analyzer = analyzer
+        compiled = sum(shard.passages for shard in shards) >= _COMPILED_FROM_PASSAGES
+        self._retrievers = [_retriever(shard, "numba" if compiled else "numpy") for shard in self._shards]
+        self._warm_up()
 
     @classmethod
-    def build(cls, passages: Sequence[Passage], *, k1: float = 0.9, b: float = 0.4) -> BM25Index:
-        """Indexes title and text of every passage.
+    def from_texts(cls, texts: Iterable[str], analyzer: Analyzer, *, k1: float = 0.9, b: float = 0.4) -> BM25Ranker:
+        """An index in memory, of one shard."""
+        postings = invert(texts, analyzer)
+        scores = score(postings, Statistics.gather([postings]), k1=k1, b=b)
+        return cls([Shard(postings.terms, postings.starts, postings.rows, scores, len(postings.lengths))], analyzer)
 
-        Raises:
-            CorpusError: no passage has a word to search for.
-        """
-        analyzer = EnglishAnalyzer()
-        vocabulary: dict[str, int] = {}
-        token_ids = [
-            [vocabulary.setdefault(word, len(vocabulary)) for word in analyzer.analyze(passage.contents)]
-            for passage in passages
-        ]
-        if not vocabulary:
-            raise CorpusError(
-                f"none of the {len(passages)} passages has a word to search for, stop words aside. Check `contents`."
-            )
-        retriever = bm25s.BM25(k1=k1, b=b, method="lucene", backend="numpy")
-        retriever.index((token_ids, vocabulary), show_progress=False)
-        return cls(passages, retriever, vocabulary)
+    @property
+    def has_terms(self) -> bool:
+        """Whether anything can be found at all."""
+        return bool(self._shards)
 
-    def __len__(self) -> int:
-        return len(self._passages)
+    def rank(self, queries: Sequence[str], topk: int) -> list[Ranking]:
+        """One ranking per query. A query that shares no term with the corpus finds nothing."""
+        if topk < 1:
+            return [[] for _ in queries]
+        hashed = [_hashes(self._analyzer, query) for query in queries]
+        rankings: list[Ranking] = [[] for _ in queries]
+        for shard, first, retriever in zip(self._shards, self._first_rows, self._retrievers, strict=True):
+            known = [(number, ids) for number, terms in enumerate(hashed) if (ids := _term_ids(shard, terms))]
+            if not known:
+                continue
+            k = min(topk, shard.passages)
+            rows, scores = retriever.retrieve([ids for _, ids in known], k=k, n_threads=1, show_progress=False)
+            for (number, _), found, their_scores in zip(known, rows.tolist(), scores.tolist(), strict=True):
+                pairs = zip(found, their_scores, strict=True)
+                rankings[number].extend((first + row, value) for row, value in pairs if value > 0)
+        for ranking in rankings:
+            ranking.sort(key=lambda item: (-item[1], item[0]))
+        return [ranking[:topk] for ranking in rankings]
 
-    def search(self, queries: Sequence[str], topk: int) -> list[list[Hit]]:
-        """The best passages of each query, best first.
+    def _warm_up(self) -> None:
+        if self._retrievers:
+            self._retrievers[0].retrieve([[0]], k=1, n_threads=1, show_progress=False)
 
-        A query that shares no word with the corpus finds nothing; fewer than `topk` hits come back rather than
-        passages that do not match.
-        """
-        return [self._search(query, topk) for query in queries]
 
-    def _search(self, query: str, topk: int) -> list[Hit]:
-        words = self._analyzer.analyze(query)
-        known = [self._vocabulary[word] for word in words if word in self._vocabulary]
-        if not known:
-            return []
-        scores = self._retriever.get_scores_from_ids(known)  # (passages,)
-        k = min(topk, len(scores))
-        least = np.partition(scores, -k)[-k]
-        found = np.flatnonzero((scores >= least) & (scores > 0))
-        ranked = found[np.lexsort((found, -scores[found]))][:k]  # equal scores: the earlier passage first
-        return [Hit(self._passages[index], float(scores[index])) for index in ranked]
+def _first_rows(shards: Sequence[Shard]) -> list[int]:
+    starts = np.cumsum([0, *(shard.passages for shard in shards)]).tolist()
+    return [start for start, shard in zip(starts, shards, strict=False) if len(shard.terms)]
+
+
+def _retriever(shard: Shard, backend: str) -> bm25s.BM25:
+    retriever = bm25s.BM25(method="lucene", backend=backend)
+    retriever.scores = {
+        "data": shard.scores,
+        "indices": shard.rows,
+        "indptr": shard.starts,
+        "num_docs": shard.passages,
+    }
+    retriever.nonoccurrence_array = None
+    retriever.unique_token_ids_set = range(len(shard.terms))  # ids come from `_term_ids`, so all of them are known
+    return retriever
+
+
+def _hashes(analyzer: Analyzer, query: str) -> NDArray[np.uint64]:
+    return np.array([term_hash(term) for term in analyzer.analyze(query)], dtype=np.uint64)
+
+
+def _term_ids(shard: Shard, hashes: NDArray[np.uint64]) -> list[int]:
+    """The places of those terms that the shard has."""
+    places = np.minimum(np.searchsorted(shard.terms, hashes), len(shard.terms) - 1)
+    known: list[int] = places[shard.terms[places] == hashes].tolist()
+    return known
