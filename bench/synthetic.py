@@ -1,7 +1,7 @@
 """A corpus of invented text of any size, with the statistics that cost a search engine its time.
 
-Word frequencies follow Zipf's law, as in natural language: the most frequent words are English stop words, passages have
-around 100 words, and the vocabulary grows with the corpus.
+Word frequencies follow Zipf's law, as in natural language: the most frequent words are English stop words, passages
+have around 100 words, and the vocabulary grows with the corpus.
 """
 
 from __future__ import annotations

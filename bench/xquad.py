@@ -29,10 +29,9 @@ from agentic_rollout.collate import collate
 from agentic_rollout.config import LoopSettings
 from agentic_rollout.engines.vllm_inprocess import VLLMInProcessEngine
 from agentic_rollout.loop import AgentLoop, Prompt
-from agentic_rollout.retrieval.bm25 import BM25Index
-from agentic_rollout.retrieval.corpus import Passage, load_corpus
+from agentic_rollout.retrieval.corpus import Passage, open_corpus
 from agentic_rollout.tools.base import BaseTool, Toolbox, ToolContext
-from agentic_rollout.tools.search import EmbeddedSearch
+from agentic_rollout.tools.search import SearchSettings, SearchTool
 from agentic_rollout.types import Action, Call, Observation, StopReason, ToolCall, ToolRequest, ToolStatus, Trajectory
 
 PROMPT_LENGTH, RESPONSE_LENGTH = 160, 352
@@ -58,7 +57,7 @@ class EveryTurnSearches:
 class QuestionSearch(BaseTool):
     """BM25 for the row's question, as a random model has no query of its own."""
 
-    def __init__(self, search: EmbeddedSearch) -> None:
+    def __init__(self, search: SearchTool) -> None:
         self._search = search
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
@@ -147,8 +146,10 @@ def run(arguments: argparse.Namespace, llm: Any) -> dict[str, Any]:
     """All batches, as they are written to `xquad.json`."""
     codec = HFCodec(llm.get_tokenizer())
     questions = [json.loads(line) for line in (arguments.data / "questions.jsonl").read_text().splitlines()]
-    passages = load_corpus(arguments.data / "corpus.jsonl")
-    toolbox = Toolbox({"search": QuestionSearch(EmbeddedSearch(BM25Index.build(passages), topk=TOPK))})
+    corpus = arguments.data / "corpus.jsonl"
+    passages = open_corpus(corpus)
+    search = SearchTool.from_settings(SearchSettings(source=str(corpus), topk=TOPK, cache_size=0))
+    toolbox = Toolbox({"search": QuestionSearch(search)})
     roll_out(llm, codec, toolbox, build_prompts(questions[:1], codec))
     batches = []
     for rows in arguments.batches:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from agentic_rollout.batching import Batcher
+from agentic_rollout.errors import ToolError
 from agentic_rollout.tools.base import BaseTool, ToolContext
 from rollouts import now_s, roll_out, run, spoken
 
@@ -154,3 +155,56 @@ def test_batcher_serves_one_event_loop_after_another() -> None:
     batcher = Batcher(answers)
     assert [run(submit_all(batcher, range(2))) for _ in range(2)] == [[0, 10]] * 2
     assert answers.batches == [[0, 1]] * 2
+
+
+def test_exception_in_a_results_place_reaches_its_caller_alone() -> None:
+    async def answer(queries: list[int]) -> list[int | Exception]:
+        return [ToolError("odd") if query % 2 else query for query in queries]
+
+    async def outcomes() -> list[object]:
+        batcher = Batcher(answer)
+        return await asyncio.gather(*(batcher.submit(query) for query in range(4)), return_exceptions=True)
+
+    zero, one, two, three = run(outcomes())
+    assert (zero, two) == (0, 2)
+    assert [type(one), type(three)] == [ToolError, ToolError]
+
+
+def test_several_batches_are_in_flight_where_that_is_allowed() -> None:
+    answers = Answers(latency_s=10.0)
+
+    async def took_s() -> float:
+        await submit_all(Batcher(answers, max_batch=2, max_in_flight=3), range(12))
+        return now_s()
+
+    assert run(took_s()) == pytest.approx(20.0)
+    assert answers.batches == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+def test_call_during_a_batch_need_not_wait_for_it_where_another_is_allowed() -> None:
+    answers = Answers(latency_s=10.0)
+    batcher = Batcher(answers, max_in_flight=2)
+
+    async def late(query: int, delay_s: float) -> float:
+        await asyncio.sleep(delay_s)
+        await batcher.submit(query)
+        return now_s()
+
+    async def all_of_them() -> list[float]:
+        return await asyncio.gather(late(0, 0.0), late(1, 2.0), late(2, 5.0), late(3, 6.0))
+
+    assert run(all_of_them()) == pytest.approx([10.0, 12.0, 20.0, 20.0])
+    assert answers.batches == [[0], [1], [2, 3]]
+
+
+def test_closing_ends_the_calls_that_wait() -> None:
+    batcher = Batcher(Answers(latency_s=10.0), max_batch=1)
+
+    async def main() -> list[type]:
+        calls = [asyncio.create_task(batcher.submit(query)) for query in range(3)]
+        await asyncio.sleep(1.0)
+        await batcher.aclose()
+        assert now_s() == pytest.approx(1.0)
+        return [type(error) for error in await asyncio.gather(*calls, return_exceptions=True)]
+
+    assert run(main()) == [asyncio.CancelledError] * 3

@@ -24,8 +24,8 @@ def test_nothing_given_means_defaults(values: dict[str, Any] | None) -> None:
 
 
 def test_values_are_taken_over() -> None:
-    settings = build_settings(AgentSettings, {"max_turns": 2, "tools": {"search": {"type": "bm25"}}, "seed": 7})
-    assert (settings.max_turns, settings.tools, settings.seed) == (2, {"search": {"type": "bm25"}}, 7)
+    settings = build_settings(AgentSettings, {"max_turns": 2, "tools": {"search": {"type": "search"}}, "seed": 7})
+    assert (settings.max_turns, settings.tools, settings.seed) == (2, {"search": {"type": "search"}}, 7)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_value_that_hydra_marks_as_missing_counts_as_not_given() -> None:
 
 
 def test_wrong_value_inside_a_tool_is_named_by_its_full_path() -> None:
-    assert settings_error({"tools": {"search": "bm25"}}).key == f"{AGENT_KEY}.tools.search"
+    assert settings_error({"tools": {"search": "corpus.jsonl"}}).key == f"{AGENT_KEY}.tools.search"
 
 
 @pytest.mark.parametrize("values", ["search", 3, ["max_turns"]])
@@ -96,11 +96,11 @@ def test_settings_cannot_be_changed() -> None:
 
 
 def test_settings_do_not_follow_the_mapping_they_came_from() -> None:
-    tools: dict[str, dict[str, Any]] = {"search": {"type": "bm25"}}
+    tools: dict[str, dict[str, Any]] = {"search": {"type": "search"}}
     settings = build_settings(AgentSettings, {"tools": tools})
     tools["search"]["type"] = "other"
     tools["more"] = {}
-    assert settings.tools == {"search": {"type": "bm25"}}
+    assert settings.tools == {"search": {"type": "search"}}
 
 
 def test_every_setting_says_what_it_means() -> None:

@@ -10,7 +10,7 @@ from agentic_rollout.imports import load_object
 
 
 def load(path: str) -> object:
-    return load_object(path, key="agent.tools.search.type", known=["bm25", "dense"])
+    return load_object(path, key="agent.tools.search.type", known=["search", "dense"])
 
 
 def test_dotted_path_is_imported() -> None:
@@ -20,7 +20,7 @@ def test_dotted_path_is_imported() -> None:
 @pytest.mark.parametrize(
     ("path", "remedy"),
     [
-        ("bm52", "Did you mean 'bm25'?"),
+        ("serach", "Did you mean 'search'?"),
         ("json", "Write package.module.Class for your own."),
         (".relative", "Write package.module.Class for your own."),
         ("..relative.Class", "Write package.module.Class for your own."),
@@ -34,7 +34,7 @@ def test_path_that_leads_nowhere_is_named_with_a_remedy(path: str, remedy: str) 
     with pytest.raises(SettingsError) as caught:
         load(path)
     assert (caught.value.key, caught.value.value) == ("agent.tools.search.type", path)
-    assert "bm25, dense" in caught.value.expected
+    assert "dense, search" in caught.value.expected
     assert remedy in caught.value.remedy
 
 

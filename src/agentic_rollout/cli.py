@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from agentic_rollout.errors import AgenticRolloutError
 
@@ -41,9 +42,53 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("overrides", nargs="*", help="further settings for verl, as KEY=VALUE")
     demo.set_defaults(run=_demo)
+    _add_index(commands.add_parser("index", help="build a search index of a corpus"))
+    _add_serve_search(commands)
     configs = commands.add_parser("configs", help="print the folder for verl's --config-dir")
     configs.set_defaults(run=_configs)
     return parser
+
+
+def _add_index(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("corpus", type=Path, help="JSON lines (.gz too), Parquet, or a folder saved by `datasets`")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the index; must not exist yet")
+    parser.add_argument("--kind", choices=["bm25", "dense-flat", "dense-hnsw"], default="bm25")
+    parser.add_argument("--k1", type=float, help="BM25: how soon repeated terms stop counting (default: 0.9)")
+    parser.add_argument("--b", type=float, help="BM25: how much longer passages are held back (default: 0.4)")
+    parser.add_argument("--language", help="BM25: english, cjk, or one with a Snowball stemmer (default: english)")
+    parser.add_argument("--encoder", metavar="PATH", help="dense: folder of a model; without it, one without weights")
+    parser.add_argument("--shard-size", type=int, metavar="N", help="passages in memory at once (default: 250000)")
+    parser.add_argument("--skip-bad-lines", action="store_true", help="count lines that are no passage, and go on")
+    parser.add_argument("--processes", type=int, metavar="N", help="analysing side by side (default: all cores)")
+    parser.set_defaults(run=_index)
+
+
+def _add_serve_search(commands: Any) -> None:
+    from agentic_rollout.server.cli import add_arguments, run
+
+    parser = commands.add_parser("serve-search", help="serve an index, or an online service, over HTTP")
+    add_arguments(parser)
+    parser.set_defaults(run=run)
+
+
+def _index(options: argparse.Namespace) -> int:
+    from agentic_rollout.config import build_settings
+    from agentic_rollout.retrieval.build import IndexSettings, build_index
+
+    given: dict[str, object] = {"kind": options.kind}
+    for name in ("k1", "b", "language", "shard_size"):
+        if getattr(options, name) is not None:
+            given[name] = getattr(options, name)
+    if options.encoder is not None:
+        # The index may be opened from any other folder.
+        given["encoder"] = {"path": str(Path(options.encoder).resolve())}
+    if options.skip_bad_lines:
+        given["on_bad_line"] = "skip"
+    settings = build_settings(IndexSettings, given, key="index")
+    corpus = build_index(options.corpus, options.out, settings, processes=options.processes)["corpus"]
+    skipped = f", {corpus['skipped']:,} lines skipped" if corpus["skipped"] else ""
+    print(f"{options.out}: {options.kind}, {corpus['passages']:,} passages{skipped}")
+    return 0
 
 
 def _demo(options: argparse.Namespace) -> int:

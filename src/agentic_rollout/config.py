@@ -7,7 +7,7 @@ refused with the nearest one that is.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -80,8 +80,9 @@ def build_settings(cls: type[SettingsT], values: Mapping[str, Any] | None, *, ke
 
 def _settings_error(cls: type[BaseModel], key: str, error: ValidationError) -> SettingsError:
     problem = error.errors(include_url=False)[0]
-    name = ".".join(str(part) for part in problem["loc"])
-    full = f"{key}.{name}"
+    *groups, name = (str(part) for part in problem["loc"])
+    full = ".".join([key, *groups, name])
+    cls = _group(cls, groups)
     if problem["type"] == "extra_forbidden":
         known = sorted(cls.model_fields)
         nearest = difflib.get_close_matches(name, known, n=1)
@@ -90,6 +91,16 @@ def _settings_error(cls: type[BaseModel], key: str, error: ValidationError) -> S
     if problem["type"] == "missing":
         return SettingsError(full, None, "a value", "Set it: it has no default.")
     expected = problem["msg"].removeprefix("Input should be ").removeprefix("Value error, ")
-    field = cls.model_fields.get(str(problem["loc"][0]))
+    field = cls.model_fields.get(name)
     meaning = f" ({field.description})" if field is not None and field.description else ""
     return SettingsError(full, problem["input"], expected, f"Correct this setting{meaning}.")
+
+
+def _group(cls: type[BaseModel], names: Sequence[str]) -> type[BaseModel]:
+    """The model of a group of settings inside others."""
+    for name in names:
+        field = cls.model_fields.get(name)
+        if field is None or not (isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel)):
+            break
+        cls = field.annotation
+    return cls

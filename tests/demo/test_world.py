@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from agentic_rollout.demo.world import ATTRIBUTES, build_world, query, question, write_corpus
-from agentic_rollout.retrieval.bm25 import BM25Index
-from agentic_rollout.retrieval.corpus import load_corpus
+from agentic_rollout.retrieval.open import open_index
 
 
 def test_same_seed_same_world() -> None:
@@ -29,7 +28,7 @@ def test_answers_cannot_be_read_off_the_question() -> None:
 def test_the_right_query_finds_its_passage_first(seed: int, tmp_path: Path) -> None:
     world = build_world(seed)
     write_corpus(world, tmp_path / "corpus.jsonl")
-    index = BM25Index.build(load_corpus(tmp_path / "corpus.jsonl"))
+    index = open_index(tmp_path / "corpus.jsonl")
     found = index.search([query(fact) for fact in world.facts], topk=1)
     assert [hits[0].passage.id for hits in found] == [str(row) for row in range(len(world.facts))]
 

@@ -52,7 +52,7 @@ def run_trainer(tiny_task: DemoFiles, tmp_path: Path) -> RunTrainer:
             f"data.train_files={tiny_task.train}",
             f"data.val_files={tiny_task.validation}",
             f"actor_rollout_ref.model.path={tiny_task.model}",
-            f"{AGENT_KEY}.tools.search.corpus={tiny_task.corpus}",
+            f"{AGENT_KEY}.tools.search.source={tiny_task.corpus}",
             f"+{AGENT_KEY}.trace_dir={folder / 'trajectories'}",
             "data.train_batch_size=8",
             "actor_rollout_ref.actor.ppo_mini_batch_size=8",

@@ -15,7 +15,7 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # verl, Ray and vLLM warn on import
 ]
 
-PATHS = ["actor_rollout_ref.model.path=model", "actor_rollout_ref.rollout.engine_kwargs.agent.tools.search.corpus=c"]
+PATHS = ["actor_rollout_ref.model.path=model", "actor_rollout_ref.rollout.engine_kwargs.agent.tools.search.source=c"]
 
 
 def compose(name: str, overrides: list[str]):
@@ -38,7 +38,7 @@ def test_recipe_is_valid_for_verl_and_for_us(name: str) -> None:
     validate_config(config, use_reference_policy=True, use_critic=need_critic(config))
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     settings = build_settings(AgentSettings, config.actor_rollout_ref.rollout.engine_kwargs.agent)
-    assert settings.tools["search"]["type"] == "bm25"
+    assert settings.tools["search"]["type"] == "search"
     assert settings.mask_observations
 
 

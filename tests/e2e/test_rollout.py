@@ -107,8 +107,8 @@ def worker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worker]:
         ({"max_turn": 3}, {}, ["engine_kwargs.agent.max_turn", "3", "Did you mean 'max_turns'?"]),
         ({"max_turns": 0}, {}, ["engine_kwargs.agent.max_turns", "0", "greater than or equal to 1"]),
         ({"format": "search_r2"}, {}, ["engine_kwargs.agent.format", "search_r2", "Did you mean 'search_r1'?"]),
-        ({"tools": {"search": {"type": "bm25"}}}, {}, ["tools.search.corpus", "Set it"]),
-        ({"tools": {"search": {"type": "bm52", "corpus": "c"}}}, {}, ["tools.search.type", "bm52", "bm25"]),
+        ({"tools": {"search": {"type": "search"}}}, {}, ["tools.search.source", "Set it"]),
+        ({"tools": {"search": {"type": "serach", "source": "c"}}}, {}, ["tools.search.type", "serach", "search"]),
         ({}, {"max_model_len": 100}, ["rollout.max_model_len", "100", "184"]),
         ({"trace_dir": f"{__file__}/traces"}, {}, ["agent.trace_dir", "test_rollout.py/traces", "cannot be made"]),
     ],
@@ -125,14 +125,14 @@ def test_wrong_setting_is_named_before_a_model_is_loaded(
 def test_missing_corpus_is_named(worker: Worker, tmp_path: Path) -> None:
     corpus = tmp_path / "nowhere.jsonl"
     with pytest.raises(CorpusError, match=r"nowhere\.jsonl cannot be read"):
-        worker.call(build_badly, {"tools": {"search": {"type": "bm25", "corpus": str(corpus)}}}, {})
+        worker.call(build_badly, {"tools": {"search": {"type": "search", "source": str(corpus)}}}, {})
 
 
 def test_corpus_line_that_is_not_json_is_named_by_its_number(worker: Worker, tmp_path: Path) -> None:
     corpus = tmp_path / "corpus.jsonl"
     corpus.write_text(json.dumps({"id": "0", "contents": '"A"\nb'}) + "\nnot json\n")
     with pytest.raises(CorpusError, match=r"line 2: not JSON .*'not json'"):
-        worker.call(build_badly, {"tools": {"search": {"type": "bm25", "corpus": str(corpus)}}}, {})
+        worker.call(build_badly, {"tools": {"search": {"type": "search", "source": str(corpus)}}}, {})
 
 
 def test_empty_prompt_is_refused_and_the_rollout_goes_on(worker: Worker) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from agentic_rollout.retrieval.corpus import load_corpus
+from agentic_rollout.retrieval.corpus import open_corpus
 from agentic_rollout.tools.base import BaseTool, ToolContext
-from agentic_rollout.tools.search import EmbeddedSearch, SearchSettings
+from agentic_rollout.tools.search import SearchSettings, SearchTool
 from agentic_rollout.trace import read_trace
 from e2e._engine import Worker, free_port, join_ranks, write_tiny_model
 
@@ -33,7 +33,7 @@ class QuestionSearch(BaseTool):
     """BM25 for the row's question, as a random model has no query of its own."""
 
     def __init__(self, **settings: Any) -> None:
-        self._search = EmbeddedSearch.from_settings(SearchSettings(**settings))
+        self._search = SearchTool.from_settings(SearchSettings(**settings))
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         return await self._search.call({"query": context.row["question"]}, context)
@@ -63,7 +63,7 @@ def build_subject(folder: str, trace_dir: str) -> Subject:
         "max_observation_tokens": OBSERVATION_TOKENS,
         "reserve_answer_tokens": TURN_TOKENS,
         "trace_dir": trace_dir,
-        "tools": {"tool": {"type": f"{__name__}.QuestionSearch", "corpus": corpus, "topk": TOPK}},
+        "tools": {"tool": {"type": f"{__name__}.QuestionSearch", "source": corpus, "topk": TOPK}},
     }
     config = RolloutConfig(
         name="agent",
@@ -141,7 +141,7 @@ def test_every_question_is_rolled_out_and_finds_its_passage(
     worker: Worker, trace_dir: Path, questions: list[dict[str, Any]]
 ) -> None:
     """`Doc N` in what the tool answered is the rank at which a passage was found."""
-    passages = {passage.id: passage for passage in load_corpus(XQUAD / "corpus.jsonl")}
+    passages = {passage.id: passage for passage in open_corpus(XQUAD / "corpus.jsonl")}
     ranks = []
     for question, record in zip(questions, roll_out_and_check(worker, trace_dir, questions), strict=True):
         passage, text = passages[question["passage_id"]], record["tool_calls"][0]["text"]

@@ -90,7 +90,7 @@ def trainer_overrides(settings: DemoSettings, files: DemoFiles, out: Path) -> li
         f"data.train_files={files.train}",
         f"data.val_files={files.validation}",
         f"actor_rollout_ref.model.path={files.model}",
-        f"{AGENT_KEY}.tools.search.corpus={files.corpus}",
+        f"{AGENT_KEY}.tools.search.source={files.corpus}",
         f"+{AGENT_KEY}.trace_dir={out / 'trajectories'}",
         f"+{AGENT_KEY}.seed={settings.seed}",
         f"+{AGENT_KEY}.mask_observations={settings.mask_observations}",

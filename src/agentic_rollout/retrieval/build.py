@@ -75,10 +75,11 @@ def build_index(
     corpus, out = Path(corpus).resolve(), Path(out)
     if out.exists():
         raise SearchIndexError(f"{out} already exists. Remove it, or give the index another folder.")
+    plan = _plan(corpus, settings)
     partial = out.with_name(out.name + ".partial")
     partial.mkdir(parents=True, exist_ok=True)
     with _locked(partial):
-        _begin(partial, corpus, settings)
+        _begin(partial, plan)
         manifest = _scanned(partial, corpus, settings)
         passages = Corpus(corpus_path(partial, manifest), np.load(partial / "offsets.npy", mmap_mode="r"))
         if settings.kind == "bm25":
@@ -121,21 +122,23 @@ def _locked(partial: Path) -> Iterator[None]:
         yield
 
 
-def _begin(partial: Path, corpus: Path, settings: IndexSettings) -> None:
-    """Notes what is being built; refuses to go on with anything else."""
+def _plan(corpus: Path, settings: IndexSettings) -> bytes:
+    """Says what is to be built: only a build with the same plan is gone on with."""
     try:
         state = corpus.stat()
     except OSError as error:
         raise CorpusError(f"corpus {corpus} cannot be read ({error.strerror}). Check the path.") from error
-    plan = orjson.dumps(
-        {
-            "format": FORMAT,
-            "settings": settings.model_dump(),
-            "corpus": str(corpus),
-            "size": state.st_size,
-            "modified_ns": state.st_mtime_ns,
-        }
-    )
+    plan = {
+        "format": FORMAT,
+        "settings": settings.model_dump(),
+        "corpus": str(corpus),
+        "size": state.st_size,
+        "modified_ns": state.st_mtime_ns,
+    }
+    return orjson.dumps(plan)
+
+
+def _begin(partial: Path, plan: bytes) -> None:
     path = partial / "plan.json"
     if path.exists() and path.read_bytes() != plan:
         raise SearchIndexError(

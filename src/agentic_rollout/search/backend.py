@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from agentic_rollout.errors import ToolError
 from agentic_rollout.retrieval.index import Hit, Index
 
 
@@ -25,6 +26,7 @@ class SearchBackend(Protocol):
         """The best hits of each query, in the order of the queries.
 
         Raises:
+            PartialSearchError: some of several queries failed; it holds what came of each.
             ToolError: the search failed; its status says how. Never an empty list that stands for a failure.
         """
         ...
@@ -32,6 +34,42 @@ class SearchBackend(Protocol):
     async def aclose(self) -> None:
         """Releases connections and threads; afterwards no search is possible."""
         ...
+
+
+Outcome = list[Hit] | Exception
+"""The hits of one query, or its failure."""
+
+
+class PartialSearchError(ToolError):
+    """Some queries of a search failed. Whoever does not ask for `outcomes` sees the first failure."""
+
+    def __init__(self, outcomes: Sequence[Outcome], first: ToolError) -> None:
+        super().__init__(str(first), first.status)
+        self.outcomes = list(outcomes)
+
+
+def settle(outcomes: Sequence[Outcome]) -> list[list[Hit]]:
+    """What a search returns or raises, given what came of each of its queries."""
+    hits = [outcome for outcome in outcomes if not isinstance(outcome, Exception)]
+    if len(hits) == len(outcomes):
+        return hits
+    first = next(outcome for outcome in outcomes if isinstance(outcome, Exception))
+    if len(outcomes) > 1 and isinstance(first, ToolError):
+        raise PartialSearchError(outcomes, first)
+    raise first
+
+
+async def search_each(backend: SearchBackend, queries: Sequence[str], topk: int) -> list[Outcome]:
+    """What comes of each query of one search: the reverse of `settle`."""
+    try:
+        found: list[Outcome] = list(await backend.search(queries, topk))
+        if len(found) != len(queries):
+            raise ToolError(f"{backend.name} gave {len(found)} results for {len(queries)} queries", "bad_reply")
+    except PartialSearchError as error:
+        return error.outcomes
+    except Exception as error:
+        return [error] * len(queries)
+    return found
 
 
 class LocalBackend:

@@ -8,8 +8,9 @@ from typing import Any
 from agentic_rollout.config import AGENT_KEY, build_settings
 from agentic_rollout.errors import SettingsError
 from agentic_rollout.imports import load_object
+from agentic_rollout.tools.access import AccessSettings, AccessTool
 from agentic_rollout.tools.base import Tool, Toolbox
-from agentic_rollout.tools.search import EmbeddedSearch, SearchSettings
+from agentic_rollout.tools.search import SearchSettings, SearchTool
 
 
 def build_toolbox(tools: Mapping[str, Mapping[str, Any]], *, key: str = f"{AGENT_KEY}.tools") -> Toolbox:
@@ -23,6 +24,7 @@ def build_toolbox(tools: Mapping[str, Mapping[str, Any]], *, key: str = f"{AGENT
     Raises:
         SettingsError: a tool's settings are wrong.
         CorpusError: a tool's corpus is.
+        SearchIndexError: a tool's index is.
     """
     return Toolbox({name: _build_tool(settings, key=f"{key}.{name}") for name, settings in tools.items()})
 
@@ -47,8 +49,12 @@ def _build_tool(settings: Mapping[str, Any], *, key: str) -> Tool:
     return tool
 
 
-def _build_bm25(settings: Mapping[str, Any], key: str) -> Tool:
-    return EmbeddedSearch.from_settings(build_settings(SearchSettings, settings, key=key))
+def _build_search(settings: Mapping[str, Any], key: str) -> Tool:
+    return SearchTool.from_settings(build_settings(SearchSettings, settings, key=key), key=key)
 
 
-TOOLS: dict[str, Callable[[Mapping[str, Any], str], Tool]] = {"bm25": _build_bm25}
+def _build_access(settings: Mapping[str, Any], key: str) -> Tool:
+    return AccessTool.from_settings(build_settings(AccessSettings, settings, key=key), key=key)
+
+
+TOOLS: dict[str, Callable[[Mapping[str, Any], str], Tool]] = {"access": _build_access, "search": _build_search}

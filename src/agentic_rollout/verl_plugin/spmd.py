@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import weakref
 from collections.abc import Generator, Mapping
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,7 @@ class SearchRollout(vLLMRollout):
             prepare_engine(config.tensor_model_parallel_size)
         super().__init__(config, model_config, device_mesh)
         self._runner = asyncio.Runner()
+        weakref.finalize(self, _close, self._runner, self._toolbox)  # verl tells a worker of no end
         self._steps_seen = 0
         # verl collects garbage several times a step; the engine's objects live as long as the worker.
         gc.collect()
@@ -216,6 +218,12 @@ class SearchRollout(vLLMRollout):
             for row, trajectory in enumerate(trajectories)
         )
         write_trace(Path(self._settings.trace_dir) / purpose / f"step_{step:06d}_rank_{rank}.jsonl", records)
+
+
+def _close(runner: asyncio.Runner, toolbox: Toolbox) -> None:
+    """Ends the tools' connections and processes: when the rollout is dropped, at the latest when its process ends."""
+    runner.run(toolbox.aclose())
+    runner.close()
 
 
 def agent_settings(config: RolloutConfig) -> AgentSettings:
