@@ -2,6 +2,7 @@
 SEED ?= 0
 STEPS ?= 30
 OUT ?= outputs/demo
+SEARCH ?= embedded
 BIN := .venv/bin
 # Waiting threads must not spin: see CPU_ENVIRONMENT in src/agentic_rollout/verl_plugin/launch.py.
 export OMP_WAIT_POLICY ?= PASSIVE
@@ -12,8 +13,8 @@ LOCK = $(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_28 --p
 setup:            ## the environment in .venv/
 	@scripts/install.sh .venv constraints/verl06-cpu.txt
 
-demo: setup       ## train a tiny model to search: make demo SEED=1 STEPS=40
-	@$(BIN)/agentic-rollout demo --seed $(SEED) --steps $(STEPS) --out $(OUT)
+demo: setup       ## train a tiny model to search: make demo SEED=1 STEPS=40 SEARCH=http
+	@$(BIN)/agentic-rollout demo --seed $(SEED) --steps $(STEPS) --search $(SEARCH) --out $(OUT)
 
 ablation: setup   ## the demo with and without the observation mask, three seeds each
 	@$(BIN)/python bench/ablation.py

@@ -35,6 +35,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--steps", type=int, default=30, help="training steps (default: 30)")
     demo.add_argument("--out", type=Path, default=Path("outputs/demo"))
     demo.add_argument(
+        "--search", choices=["embedded", "http"], default="embedded", help="http asks a search server over the corpus"
+    )
+    demo.add_argument(
         "--mask-observations",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -102,6 +105,7 @@ def _demo(options: argparse.Namespace) -> int:
         seed=options.seed,
         steps=options.steps,
         mask_observations=options.mask_observations,
+        search=options.search,
         out=options.out,
         overrides=tuple(options.overrides),
     )

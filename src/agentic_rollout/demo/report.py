@@ -46,6 +46,7 @@ class Summary:
     steps: int
     mask_observations: bool
     warm_start_reused: bool
+    search: str
 
     def write(self, path: Path) -> None:
         path.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2) + b"\n")

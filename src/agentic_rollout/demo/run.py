@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import logging
 import shutil
+import subprocess
+import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
+import orjson
 from rich.console import Console
 
 from agentic_rollout.config import AGENT_KEY
@@ -23,7 +29,7 @@ from agentic_rollout.demo.report import (
     show,
     validation_curve,
 )
-from agentic_rollout.demo.train import TrainerRun, find_metric, read_metrics
+from agentic_rollout.demo.train import TrainerError, TrainerRun, find_metric, read_metrics
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +41,7 @@ class DemoSettings:
     seed: int = 0
     steps: int = 30
     mask_observations: bool = True
+    search: Literal["embedded", "http"] = "embedded"
     out: Path = Path("outputs/demo")
     cache: Path = Path(".cache/demo")
     overrides: tuple[str, ...] = ()
@@ -59,8 +66,9 @@ def run_demo(settings: DemoSettings, console: Console) -> Summary:
         "answers are right"
     )
     console.rule("[bold]verl's stock trainer, GRPO, rollout.name=agent")
-    run = TrainerRun("demo_search", trainer_overrides(settings, prepared.files, out), out)
-    _train(run, settings.steps, console)
+    with _search_source(settings, prepared.files, out) as source:
+        run = TrainerRun("demo_search", trainer_overrides(settings, prepared.files, source, out), out)
+        _train(run, settings.steps, console)
     metrics = read_metrics(run.metrics)
     summary = _summarize(settings, prepared, metrics, minutes=(time.monotonic() - started) / 60)
     summary.write(out / "summary.json")
@@ -80,17 +88,38 @@ def run_demo(settings: DemoSettings, console: Console) -> Summary:
 def clear_results(out: Path) -> None:
     """Removes what an earlier run left in `out`, so that nothing of it is taken for this one's."""
     shutil.rmtree(out / "trajectories", ignore_errors=True)
-    for name in ("summary.json", "learning_curve.png", "metrics.jsonl", "trainer.log"):
+    for name in ("summary.json", "learning_curve.png", "metrics.jsonl", "trainer.log", "search_server.log"):
         (out / name).unlink(missing_ok=True)
 
 
-def trainer_overrides(settings: DemoSettings, files: DemoFiles, out: Path) -> list[str]:
+@contextmanager
+def _search_source(settings: DemoSettings, files: DemoFiles, out: Path) -> Iterator[str]:
+    """What the search tool is told to search: the corpus itself, or the address of a server over it."""
+    if settings.search == "embedded":
+        yield str(files.corpus)
+        return
+    out.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "agentic_rollout.cli", "serve-search", str(files.corpus), "--port", "0"]
+    with (out / "search_server.log").open("w") as log:
+        server = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    try:
+        assert server.stdout is not None
+        line = server.stdout.readline()
+        if not line:
+            raise TrainerError(f"the search server did not start; see {out / 'search_server.log'}")
+        yield str(orjson.loads(line)["listening"])
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+def trainer_overrides(settings: DemoSettings, files: DemoFiles, source: str, out: Path) -> list[str]:
     """What the demo adds to `configs/demo_search.yaml`: paths, sizes and seeds."""
     return [
         f"data.train_files={files.train}",
         f"data.val_files={files.validation}",
         f"actor_rollout_ref.model.path={files.model}",
-        f"{AGENT_KEY}.tools.search.source={files.corpus}",
+        f"{AGENT_KEY}.tools.search.source={source}",
         f"+{AGENT_KEY}.trace_dir={out / 'trajectories'}",
         f"+{AGENT_KEY}.seed={settings.seed}",
         f"+{AGENT_KEY}.mask_observations={settings.mask_observations}",
@@ -140,4 +169,5 @@ def _summarize(
         steps=max(metrics),
         mask_observations=settings.mask_observations,
         warm_start_reused=prepared.reused,
+        search=settings.search,
     )
