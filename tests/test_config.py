@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError, model_validator
 
 from agentic_rollout.config import AGENT_KEY, AgentSettings, Settings, build_settings
 from agentic_rollout.errors import SettingsError
@@ -113,3 +113,42 @@ def test_shipped_configuration_is_valid(path: Path) -> None:
     values = yaml.safe_load(path.read_text())
     settings = build_settings(AgentSettings, values)
     assert settings.model_dump(include=set(values)) == values
+
+
+class Limits(Settings):
+    """A group of settings inside others."""
+
+    low: int = Field(default=0, ge=0, description="the least")
+    high: int = 9
+
+    @model_validator(mode="after")
+    def _in_order(self) -> Limits:
+        if self.low > self.high:
+            raise ValueError("low to be at most high")
+        return self
+
+
+class Grouped(Settings):
+    limits: Limits = Limits()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"lowe": 1}, "agent.limits.lowe: got 1, expected one of the settings high, low. Did you mean 'low'?"),
+        (
+            {"low": -1},
+            "agent.limits.low: got -1, expected greater than or equal to 0. Correct this setting (the least).",
+        ),
+        ({"low": 10}, "agent.limits: got {'low': 10}, expected low to be at most high. Correct this setting."),
+    ],
+)
+def test_setting_of_a_group_is_named_in_full(values: dict[str, int], message: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        build_settings(Grouped, {"limits": values}, key="agent")
+    assert str(caught.value) == message
+
+
+def test_contradiction_without_a_key_is_told() -> None:
+    with pytest.raises(SettingsError, match="agent: got .* expected low to be at most high"):
+        build_settings(Limits, {"low": 10}, key="agent")

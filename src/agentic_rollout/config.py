@@ -80,9 +80,10 @@ def build_settings(cls: type[SettingsT], values: Mapping[str, Any] | None, *, ke
 
 def _settings_error(cls: type[BaseModel], key: str, error: ValidationError) -> SettingsError:
     problem = error.errors(include_url=False)[0]
-    *groups, name = (str(part) for part in problem["loc"])
-    full = ".".join([key, *groups, name])
-    cls = _group(cls, groups)
+    path = [str(part) for part in problem["loc"]]  # empty where settings contradict each other
+    full = ".".join([key, *path])
+    name = path[-1] if path else ""
+    cls = _group(cls, path[:-1])
     if problem["type"] == "extra_forbidden":
         known = sorted(cls.model_fields)
         nearest = difflib.get_close_matches(name, known, n=1)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +42,18 @@ def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
     Trainer(model, Practice(tokenizer, world, 0), progress=False).train(PHASES[1:2], 120)
     save(model, tokenizer, task.model)
     return task
+
+
+@pytest.fixture
+def search_server(tiny_task: DemoFiles) -> Iterator[str]:
+    """The address of a server over the task's corpus, in a process of its own."""
+    command = [sys.executable, "-m", "agentic_rollout.cli", "serve-search", str(tiny_task.corpus), "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield json.loads(process.stdout.readline())["listening"]
+        process.terminate()
+        process.communicate()
+        assert process.returncode == 0
 
 
 @pytest.fixture

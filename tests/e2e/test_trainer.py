@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from agentic_rollout.config import AGENT_KEY
 from agentic_rollout.demo.prepare import DemoFiles
 from agentic_rollout.trace import parse_trajectory, read_trace
 
@@ -48,10 +51,13 @@ def test_grpo_with_validation_checkpoint_and_resume(run_trainer: RunTrainer, tmp
     check_trained(resumed, {3}, rows=32)
 
 
-def test_two_ranks_roll_out_their_own_halves(run_trainer: RunTrainer) -> None:
+def test_two_ranks_roll_out_their_own_halves_and_share_a_search_server(
+    run_trainer: RunTrainer, search_server: str
+) -> None:
     result = run_trainer(
         "ranks",
         [
+            f"{AGENT_KEY}.tools.search.source={search_server}",
             "trainer.n_gpus_per_node=2",
             "trainer.balance_batch=false",
             "data.train_batch_size=4",
@@ -65,6 +71,15 @@ def test_two_ranks_roll_out_their_own_halves(run_trainer: RunTrainer) -> None:
     assert [len(half) for half in halves] == [8, 8]
     assert not set(halves[0]) & set(halves[1])
     assert all(half.count(index) == 4 for half in halves for index in half)  # whole groups, n = 4
+    calls = [call for step in (1, 2) for record in traced(result, "train", step) for call in record["tool_calls"]]
+    assert {call["status"] for call in calls} == {"ok"}
+    with urllib.request.urlopen(f"{search_server}/metrics") as reply:
+        metrics = reply.read().decode()
+    answered = re.search(
+        r'^agentic_search_requests_total\{route="/retrieve",status="200"\} (\S+)$', metrics, re.MULTILINE
+    )
+    assert answered is not None
+    assert float(answered[1]) >= 2  # from either rank
 
 
 def test_tensor_parallel_ranks_share_one_rollout(run_trainer: RunTrainer) -> None:

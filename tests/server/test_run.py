@@ -28,14 +28,7 @@ from agentic_rollout.server.build import open_backend, open_pages
 from agentic_rollout.server.settings import ServerSettings
 from server.serving import PASSAGES, ScriptedBackend, get, post, search_server
 
-COMMAND = """
-import argparse, logging, sys
-from agentic_rollout.server import cli
-parser = argparse.ArgumentParser()
-cli.add_arguments(parser)
-logging.basicConfig(level=logging.WARNING)
-sys.exit(cli.run(parser.parse_args()))
-"""
+COMMAND = (sys.executable, "-m", "agentic_rollout.cli", "serve-search")
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +43,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(*arguments: str | Path, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The real command in a process of its own; gives it and its address."""
     process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, *map(str, arguments)],
+        [*COMMAND, *map(str, arguments)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -90,7 +83,7 @@ def test_command_asks_for_its_token(corpus: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_stop_answers_what_was_accepted_and_says_draining_meanwhile(number: signal.Signals) -> None:
-    slow = ScriptedBackend(delay_s=1.5)
+    slow = ScriptedBackend(delay_s=1.0)
     with search_server(slow) as behind, command(behind, "--port", "0") as (process, url), requests.Session() as kept:
         assert kept.get(f"{url}/health").status_code == 200
         replies: list[requests.Response] = []
@@ -98,7 +91,7 @@ def test_stop_answers_what_was_accepted_and_says_draining_meanwhile(number: sign
         client.start()
         wait_until(lambda: bool(slow.asked))
         process.send_signal(number)
-        time.sleep(0.5)
+        time.sleep(0.3)
         draining = kept.get(f"{url}/health")
         with pytest.raises(requests.ConnectionError):
             get(f"{url}/health")

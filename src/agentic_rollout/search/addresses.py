@@ -24,9 +24,11 @@ _CLOUD_SERVICES: Final = frozenset({ipaddress.ip_address("168.63.129.16")})
 # IPv6 addresses that carry an IPv4 address in their last 32 bits: what counts is where that leads.
 _TRANSLATED: Final = (ipaddress.ip_network("::ffff:0:0/96"), ipaddress.ip_network("64:ff9b::/96"))
 
-# Tunnels (Teredo, 6to4), local-use NAT64, IPv4-compatible and site-local addresses: nothing public needs them.
+# Protocol assignments (a cloud's metadata among them), tunnels (Teredo, 6to4), local-use NAT64, IPv4-compatible and
+# site-local addresses: nothing public needs them.
 _NEVER_PUBLIC: Final = tuple(
-    ipaddress.ip_network(network) for network in ("2001::/32", "2002::/16", "64:ff9b:1::/48", "::/96", "fec0::/10")
+    ipaddress.ip_network(network)
+    for network in ("192.0.0.0/24", "2001::/32", "2002::/16", "64:ff9b:1::/48", "::/96", "fec0::/10")
 )
 
 
@@ -45,12 +47,11 @@ def is_public(address: Address) -> bool:
     Loopback, private, link-local (where clouds serve credentials), multicast and reserved addresses do not, nor do
     their disguises in IPv6.
     """
-    if isinstance(address, ipaddress.IPv6Address):
-        if any(address in network for network in _TRANSLATED):
-            return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
-        if any(address in network for network in _NEVER_PUBLIC):
-            return False
-    if address in _CLOUD_SERVICES or address.is_multicast or address.is_reserved:
+    if isinstance(address, ipaddress.IPv6Address) and any(address in network for network in _TRANSLATED):
+        return is_public(ipaddress.IPv4Address(int(address) & 0xFFFFFFFF))
+    if address in _CLOUD_SERVICES or any(address in network for network in _NEVER_PUBLIC):
+        return False
+    if address.is_multicast or address.is_reserved:
         return False
     return address.is_global and not address.is_private
 
@@ -110,12 +111,14 @@ class PublicResolver(AbstractResolver):
     """
 
     def __init__(self, inner: AbstractResolver | None = None) -> None:
-        self._inner = inner or ThreadedResolver()
+        self._inner = inner
 
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
     ) -> list[ResolveResult]:
         """Raises: ToolError: `forbidden`, for a name with an address that is not public."""
+        if self._inner is None:
+            self._inner = ThreadedResolver()  # belongs to the running event loop
         found = await self._inner.resolve(host, port, family)
         for result in found:
             if not is_public(ipaddress.ip_address(result["host"].partition("%")[0])):
@@ -123,4 +126,5 @@ class PublicResolver(AbstractResolver):
         return found
 
     async def close(self) -> None:
-        await self._inner.close()
+        if self._inner is not None:
+            await self._inner.close()

@@ -44,6 +44,15 @@ class _Download:
     body: bytes
 
 
+@dataclass(frozen=True, slots=True)
+class _Connections:
+    """What belongs to one event loop."""
+
+    loop: asyncio.AbstractEventLoop
+    session: aiohttp.ClientSession
+    slots: asyncio.Semaphore
+
+
 class WebPages:
     """Fetches pages and keeps the article's text.
 
@@ -67,15 +76,15 @@ class WebPages:
             raise SettingsError("source", "web", "trafilatura to be installed", remedy) from None
         self.settings = settings or WebSettings()
         self._resolver = resolver
-        self._session: aiohttp.ClientSession | None = None
-        self._slots = asyncio.Semaphore(self.settings.max_concurrency)
+        self._connections: _Connections | None = None
         self._parsers = ThreadPoolExecutor(self.settings.parser_threads, thread_name_prefix="page")
 
     async def fetch(self, url: str) -> Page:
         first = parse_url(url, self.settings)
         try:
-            async with asyncio.timeout(self.settings.timeout_s), self._slots:
-                download = await self._follow(first)
+            connections = self._connected()
+            async with asyncio.timeout(self.settings.timeout_s), connections.slots:
+                download = await self._follow(connections.session, first)
                 return await asyncio.get_running_loop().run_in_executor(self._parsers, _read, download)
         except ToolError:
             raise
@@ -83,22 +92,22 @@ class WebPages:
             raise _failure_of(error, self.settings) from None
 
     async def aclose(self) -> None:
-        session, self._session = self._session, None
-        if session is not None:
-            await session.close()
+        connections, self._connections = self._connections, None
+        if connections is not None and connections.loop is asyncio.get_running_loop():
+            await connections.session.close()
         self._parsers.shutdown(wait=False, cancel_futures=True)
 
-    async def _follow(self, url: URL) -> _Download:
+    async def _follow(self, session: aiohttp.ClientSession, url: URL) -> _Download:
         for _ in range(self.settings.max_redirects + 1):
-            outcome = await self._get(url)
+            outcome = await self._get(session, url)
             if isinstance(outcome, _Download):
                 return outcome
             url = outcome
         raise ToolError(f"the page redirects more than {self.settings.max_redirects} times", ToolStatus.BAD_REPLY)
 
-    async def _get(self, url: URL) -> _Download | URL:
+    async def _get(self, session: aiohttp.ClientSession, url: URL) -> _Download | URL:
         """The page, or where it has moved."""
-        async with self._connected().get(url, allow_redirects=False) as response:
+        async with session.get(url, allow_redirects=False) as response:
             location = response.headers.get("Location")
             if response.status in _REDIRECTS and location:
                 return parse_url(str(url.join(URL(location))), self.settings)
@@ -117,20 +126,30 @@ class WebPages:
                 raise _too_large(limit)
         return _decompress(bytes(body), response.headers.get("Content-Encoding", "identity").strip().lower(), limit)
 
-    def _connected(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            resolver = self._resolver
-            if not self.settings.allow_private_addresses:
-                resolver = PublicResolver(resolver)
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, limit=0),
-                timeout=aiohttp.ClientTimeout(total=None),
-                headers={"User-Agent": self.settings.user_agent, "Accept-Encoding": "gzip, deflate"},
-                cookie_jar=aiohttp.DummyCookieJar(),
-                auto_decompress=False,
-                trust_env=False,
-            )
-        return self._session
+    def _connected(self) -> _Connections:
+        """What belongs to the running event loop; what belonged to one that has ended is dropped."""
+        loop = asyncio.get_running_loop()
+        if self._connections is not None and self._connections.loop is not loop:
+            self._connections.session.detach()
+            self._connections = None
+        if self._connections is None:
+            slots = asyncio.Semaphore(self.settings.max_concurrency)
+            self._connections = _Connections(loop, self._session(), slots)
+        return self._connections
+
+    def _session(self) -> aiohttp.ClientSession:
+        resolver = self._resolver
+        if not self.settings.allow_private_addresses:
+            resolver = PublicResolver(resolver)
+        return aiohttp.ClientSession(
+            # Connections are not kept: the next page is mostly another host's.
+            connector=aiohttp.TCPConnector(resolver=resolver, use_dns_cache=False, limit=0, force_close=True),
+            timeout=aiohttp.ClientTimeout(total=None),
+            headers={"User-Agent": self.settings.user_agent, "Accept-Encoding": "gzip, deflate"},
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,
+            trust_env=False,
+        )
 
 
 def _check_status(code: int) -> None:

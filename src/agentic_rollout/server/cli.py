@@ -1,25 +1,18 @@
-"""`agentic-rollout serve-search`."""
+"""`agentic-rollout serve-search`. What it takes seconds to import is imported when the command runs."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import ipaddress
+import json
 import logging
 import sys
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import orjson
-
-from agentic_rollout.config import build_settings
-from agentic_rollout.retrieval.rerank import build_reranker
-from agentic_rollout.search.build import BackendSettings
-from agentic_rollout.search.web import WebSettings
-from agentic_rollout.server.app import create_app
-from agentic_rollout.server.build import open_backend, open_pages
-from agentic_rollout.server.run import serve
-from agentic_rollout.server.settings import ServerSettings
+if TYPE_CHECKING:
+    from agentic_rollout.server.settings import ServerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "sources",
         nargs="+",
         metavar="SOURCE",
-        help="index folder or corpus (several are fused; with --ray, they are the shards of one corpus), or serper, "
-        "serpapi, google",
+        help="index folder or corpus (several are fused; with --ray, they are the shards of one corpus); or the "
+        "URL of another search server, or serper, serpapi, google",
     )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
     parser.add_argument("--port", type=int, default=8000, help="0 chooses a free one, which is printed")
@@ -61,6 +54,15 @@ def run(options: argparse.Namespace) -> int:
     Raises:
         AgenticRolloutError: an option is wrong, or a source cannot be opened.
     """
+    from agentic_rollout.config import build_settings
+    from agentic_rollout.retrieval.rerank import build_reranker
+    from agentic_rollout.search.build import BackendSettings
+    from agentic_rollout.search.web import WebSettings
+    from agentic_rollout.server.app import create_app
+    from agentic_rollout.server.build import open_backend, open_pages
+    from agentic_rollout.server.run import serve
+    from agentic_rollout.server.settings import ServerSettings
+
     settings = build_settings(ServerSettings, _server_settings(options), key=KEY)
     _warn_if_open(options.host, settings)
     if options.ray:
@@ -77,7 +79,10 @@ def run(options: argparse.Namespace) -> int:
         app = create_app(backend, settings, reranker=reranker, pages=pages)
         await serve(app, host=options.host, port=options.port, announce=_announce, reuse_port=options.reuse_port)
 
-    _run_loop(main())
+    try:
+        _run_loop(main())
+    except KeyboardInterrupt:  # the second one: the first stops in order
+        return 130
     return 0
 
 
@@ -85,7 +90,7 @@ def _server_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "topk": options.topk,
         "max_queue": options.max_queue,
-        "max_queries": min(options.max_queue, int(ServerSettings.model_fields["max_queries"].default)),
+        "max_queries": min(options.max_queue, 4096),
         "deadline_s": options.deadline,
         "drain_s": options.drain,
         "token_env": options.token_env,
@@ -107,7 +112,7 @@ def _run_loop(main: Coroutine[Any, Any, None]) -> None:
 
 
 def _announce(url: str) -> None:
-    sys.stdout.write(orjson.dumps({"listening": url}).decode() + "\n")
+    sys.stdout.write(json.dumps({"listening": url}) + "\n")
     sys.stdout.flush()
 
 

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from agentic_rollout.config import Settings, build_settings
 from agentic_rollout.errors import SettingsError, ToolError
@@ -47,6 +47,13 @@ class RaySettings(Settings):
     threads: int = Field(default=1, ge=1, description="that search in one replica")
     rerank: str | None = Field(default=None, description="folder of a cross-encoder on every node, or `lexical`")
     pages: tuple[str, ...] = Field(default=(), description="corpora on every node, or `web`")
+
+    @field_validator("max_replicas")
+    @classmethod
+    def _no_fewer_than_replicas(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if value is not None and value < info.data.get("replicas", 1):
+            raise ValueError(f"at least replicas, which is {info.data['replicas']}")
+        return value
 
 
 class ShardReplica:
@@ -179,7 +186,7 @@ def serve_on_ray(
         announce: is told the address, once requests are answered.
 
     Raises:
-        SettingsError: an option does not go with Ray.
+        SettingsError: an option does not go with Ray, or Ray not with the protobuf that is installed.
     """
     values = {name: getattr(options, name) for name in ("replicas", "max_replicas", "cpus", "threads", "rerank")}
     ray_settings = build_settings(RaySettings, {**values, "pages": tuple(options.pages)}, key="serve-search")
@@ -189,15 +196,27 @@ def serve_on_ray(
     import ray
     from ray import serve
 
-    stop = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     serve.start(http_options={"host": options.host, "port": options.port})
     try:
-        serve.run(application, name=_APPLICATION, route_prefix="/")
+        _deploy(application)
+        stop = threading.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):  # only now: Ray has set handlers of its own
+            signal.signal(number, lambda *_: stop.set())
         announce(f"http://{options.host}:{options.port}")
         stop.wait()
     finally:
         serve.delete(_APPLICATION)
         ray.shutdown()
+
+
+def _deploy(application: Any) -> None:
+    from ray import serve
+
+    try:
+        serve.run(application, name=_APPLICATION, route_prefix="/")
+    except AttributeError as error:
+        if "'label'" not in str(error):
+            raise
+        remedy = 'Run `pip install "protobuf<7"`.'
+        raise SettingsError("serve-search --ray", None, "a protobuf that this Ray knows", remedy) from None

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _BACKLOG = 1024  # connections that the kernel keeps until they are accepted
 _SETTLE_S = 0.05  # for what has reached this machine, but not yet this process
-_CLOSE_S = 2.0  # for replies that are being written
+_CLOSE_S = 1.0  # for replies that are being written
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -51,20 +51,21 @@ async def serve(
         await stop.wait()
         for number in _SIGNALS:
             loop.remove_signal_handler(number)
-        service.draining = True
-        await asyncio.sleep(_SETTLE_S)
         await site.stop()
+        service.draining = True  # not before: a client whose connection is closed must not find the door half shut
         await _drain(service)
     finally:
         await runner.cleanup()
 
 
 async def _bind(site: web.TCPSite, host: str, port: int) -> None:
+    if not 0 <= port <= 65535:  # uvloop would take it modulo 65536
+        raise SettingsError("--port", port, "a number from 0 to 65535", "Choose another.")
     try:
         await site.start()
-    except (OSError, OverflowError) as error:
+    except OSError as error:
         expected = "an address of this machine and a free port"
-        remedy = f"The system said: {getattr(error, 'strerror', None) or error}. Choose another --host or --port."
+        remedy = f"The system said: {error.strerror or error}. Choose another --host or --port."
         raise SettingsError("--host, --port", f"{host}:{port}", expected, remedy) from None
 
 

@@ -1,9 +1,9 @@
 """What search costs as the corpus grows: building, embedded, over HTTP, and beside FastAPI over Lucene.
 
-    python bench/search.py [--lucene-python PATH] [--sizes 100000 300000 1000000]
+    python bench/scale.py [--lucene-python PATH] [--sizes 100000 300000 1000000]
 
 `--lucene-python` is an interpreter with pyserini, fastapi and uvicorn (and JAVA_HOME set); without it, that side is
-left out. Both servers answer the same distinct queries from the same client in alternating rounds; result caches are off.
+left out. Both servers answer the same distinct queries from the same client in alternating rounds; caches are off.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ def main() -> None:
     parser.add_argument("--lucene-python", type=Path)
     parser.add_argument("--queries", type=int, default=4000, help="distinct queries of a round")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--out", type=Path, default=Path("outputs/bench/search"))
+    parser.add_argument("--out", type=Path, default=Path("outputs/bench/scale"))
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    report = options.out / "search.json"
+    report = options.out / "scale.json"
     measured: dict[str, Json] = json.loads(report.read_text()) if report.exists() else {}
     for size in options.sizes:
         measured[str(size)] = measure(size, options)
@@ -59,7 +59,7 @@ def main() -> None:
     console = Console(width=140)
     for table in tables(measured):
         console.print(table)
-    plot(measured, options.out / "search.png")
+    plot(measured, options.out / "scale.png")
 
 
 def measure(size: int, options: argparse.Namespace) -> Json:
