@@ -21,8 +21,12 @@ import scale
 from rich.console import Console
 from rich.table import Table
 
+from agentic_rollout.retrieval.open import open_index
+
 PASSAGES = 100_000
 WARM_UP_S = 10.0
+Expected = dict[str, list[str]]
+"""Queries, and the passages that the index itself finds for them."""
 
 
 def main() -> None:
@@ -37,11 +41,13 @@ def main() -> None:
     if not index.exists():
         scale.build(corpus, index)
     queries = scale.make_queries(corpus, 20_000)
+    found = open_index(index).search(queries, scale.TOPK)
+    expected = {query: [hit.passage.id for hit in hits] for query, hits in zip(queries, found, strict=True)}
     command = [scale.BIN / "agentic-rollout", "serve-search", index, "--port", "0"]  # with its cache, as in use
     server = subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
     url = json.loads(server.stdout.readline())["listening"]
-    report = asyncio.run(soak(url, server, queries, clients=options.clients, seconds=options.seconds))
+    report = asyncio.run(soak(url, server, expected, clients=options.clients, seconds=options.seconds))
     report["exit status"] = server.wait(timeout=60)
     (options.out / "soak.json").write_text(json.dumps(report, indent=2))
     table = Table("", "", title=f"{options.clients} clients, {options.seconds:.0f} s")
@@ -51,7 +57,7 @@ def main() -> None:
 
 
 async def soak(
-    url: str, server: subprocess.Popen[str], queries: list[str], *, clients: int, seconds: float
+    url: str, server: subprocess.Popen[str], expected: Expected, *, clients: int, seconds: float
 ) -> dict[str, Any]:
     """Asks until the time is over, then stops the server while every client has a request in flight."""
     outcomes: Counter[str] = Counter()
@@ -59,12 +65,13 @@ async def soak(
     memory: list[tuple[float, float]] = []
     stopped = asyncio.Event()
     started = time.perf_counter()
+    queries = list(expected)
 
     async def client(number: int, session: aiohttp.ClientSession) -> None:
         rng = random.Random(number)
         while not stopped.is_set():
             count = rng.choice([1, 1, 1, 4, 64])
-            outcome = await ask(session, url, rng.sample(queries, count))
+            outcome = await ask(session, url, {query: expected[query] for query in rng.sample(queries, count)})
             (last if stopped.is_set() else outcomes)[outcome] += 1
 
     async def watch() -> None:
@@ -94,14 +101,15 @@ async def soak(
     }
 
 
-async def ask(session: aiohttp.ClientSession, url: str, queries: list[str]) -> str:
+async def ask(session: aiohttp.ClientSession, url: str, expected: Expected) -> str:
     """How one request ended."""
     try:
-        async with session.post(f"{url}/retrieve", json={"queries": queries, "topk": 3}) as reply:
+        async with session.post(f"{url}/retrieve", json={"queries": list(expected), "topk": scale.TOPK}) as reply:
             body = await reply.json()
             if reply.status != 200:
                 return f"HTTP {reply.status}"
-            return "ok" if len(body["result"]) == len(queries) and all(body["result"]) else "wrong reply"
+            found = [[document["id"] for document in documents] for documents in body["result"]]
+            return "ok" if found == list(expected.values()) else "wrong reply"
     except aiohttp.ClientError as error:
         return type(error).__name__
 

@@ -150,5 +150,5 @@ def test_setting_of_a_group_is_named_in_full(values: dict[str, int], message: st
 
 
 def test_contradiction_without_a_key_is_told() -> None:
-    with pytest.raises(SettingsError, match="agent: got .* expected low to be at most high"):
+    with pytest.raises(SettingsError, match=r"agent: got .* expected low to be at most high"):
         build_settings(Limits, {"low": 10}, key="agent")

@@ -14,6 +14,7 @@ import pytest
 
 from agentic_rollout.errors import CorpusError, SearchIndexError, SettingsError
 from agentic_rollout.retrieval.build import IndexSettings, build_index
+from agentic_rollout.retrieval.fusion import FusedIndex
 from agentic_rollout.retrieval.index import CorpusIndex, Index
 from agentic_rollout.retrieval.open import open_index
 
@@ -241,6 +242,16 @@ def test_index_reads_passages_from_the_corpus_itself(corpus: Path, tmp_path: Pat
     index = open_index(tmp_path / "index")
     assert isinstance(index, CorpusIndex)
     assert index.corpus.path == corpus  # type: ignore[attr-defined]
+
+
+def test_folder_of_indexes_is_a_hybrid(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "both").mkdir()
+    parts = [tmp_path / "both" / name for name in ("bm25", "dense")]
+    build_index(corpus, parts[0], processes=1)
+    build_index(corpus, parts[1], IndexSettings(kind="dense-flat"))
+    expected = FusedIndex([open_index(part) for part in parts])
+    assert results(open_index(tmp_path / "both")) == results(expected)
+    assert results(expected) != results(open_index(parts[0]))
 
 
 @pytest.mark.parametrize("name", ["empty", "index.partial"])

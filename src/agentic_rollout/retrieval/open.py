@@ -16,6 +16,7 @@ from agentic_rollout.retrieval.build import FORMAT, IndexSettings, corpus_path, 
 from agentic_rollout.retrieval.corpus import Corpus, open_corpus
 from agentic_rollout.retrieval.dense import load_dense
 from agentic_rollout.retrieval.encoders import build_encoder
+from agentic_rollout.retrieval.fusion import FusedIndex
 from agentic_rollout.retrieval.index import CorpusIndex, Index, Ranker
 from agentic_rollout.retrieval.lucene import LuceneIndex
 
@@ -25,9 +26,10 @@ _MANY_PASSAGES = 200_000
 
 
 def open_index(path: str | Path, *, ef_search: int | None = None, device: str = "cpu") -> Index:
-    """The index at `path`: a folder that `build_index` made, a Lucene index, or a corpus.
+    """The index at `path`: a folder that `build_index` made, a folder of several, a Lucene index, or a corpus.
 
-    A corpus is a file; BM25 is built from it in memory, with the default settings. That suits ten thousand passages.
+    Several indexes are fused by reciprocal rank. A corpus is a file; BM25 is built from it in memory, with the default
+    settings, which suits some ten thousand passages.
 
     Args:
         ef_search: for `dense-hnsw`: how many candidates a search keeps; more find more, and take longer.
@@ -43,6 +45,9 @@ def open_index(path: str | Path, *, ef_search: int | None = None, device: str = 
         return _open_built(path, ef_search=ef_search, device=device)
     if path.is_dir() and any(path.glob("segments_*")):
         return LuceneIndex(path)
+    parts = sorted(manifest.parent for manifest in path.glob("*/index.json"))
+    if parts:
+        return FusedIndex([_open_built(part, ef_search=ef_search, device=device) for part in parts])
     if path.is_dir():
         raise SearchIndexError(
             f"{path} holds no finished index (index.json, or Lucene's segments). `agentic-rollout index CORPUS --out "
