@@ -52,9 +52,13 @@ def test_metrics_file_is_read(tmp_path: Path) -> None:
 
 
 def test_summary_has_the_documented_keys(tmp_path: Path) -> None:
-    Summary("0.6.1", "search", 1, 0.3, 0.9, 1.0, math.nan, 6.5, 30, False, True).write(tmp_path / "summary.json")
+    Summary("0.6.1", "search", 1, 0.3, 0.9, 1.0, math.nan, 6.5, 30, False, True, "http").write(
+        tmp_path / "summary.json"
+    )
     summary = orjson.loads((tmp_path / "summary.json").read_bytes())
-    documented = "verl task seed em_before em_after searches_per_question rollout_probs_diff_max minutes steps".split()
+    documented = (
+        "verl task seed em_before em_after searches_per_question rollout_probs_diff_max minutes steps search".split()
+    )
     assert set(documented) <= set(summary)
     assert summary["rollout_probs_diff_max"] is None
 
