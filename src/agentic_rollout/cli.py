@@ -15,7 +15,7 @@ from agentic_rollout.errors import AgenticRolloutError
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand; returns the exit status."""
-    parser = _parser()
+    parser = build_parser()
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.INFO if options.verbose else logging.WARNING, format="%(name)s: %(message)s")
     logging.getLogger("bm25s").setLevel(logging.WARNING)  # it asks for DEBUG of its own accord
@@ -26,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def build_parser() -> argparse.ArgumentParser:
+    """All commands and their arguments."""
     parser = argparse.ArgumentParser(prog="agentic-rollout", description="Multi-turn tool use inside verl's rollout.")
     parser.add_argument("--verbose", action="store_true", help="log what is being done")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
@@ -60,6 +61,7 @@ def _add_index(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--b", type=float, help="BM25: how much longer passages are held back (default: 0.4)")
     parser.add_argument("--language", help="BM25: english, cjk, or one with a Snowball stemmer (default: english)")
     parser.add_argument("--encoder", metavar="PATH", help="dense: folder of a model; without it, one without weights")
+    parser.add_argument("--faiss", metavar="FILE", help="dense: a FAISS file of the corpus's vectors, used as it is")
     parser.add_argument("--shard-size", type=int, metavar="N", help="passages in memory at once (default: 250000)")
     parser.add_argument("--skip-bad-lines", action="store_true", help="count lines that are no passage, and go on")
     parser.add_argument("--processes", type=int, metavar="N", help="analysing side by side (default: all cores)")
@@ -85,6 +87,8 @@ def _index(options: argparse.Namespace) -> int:
     if options.encoder is not None:
         # The index may be opened from any other folder.
         given["encoder"] = {"path": str(Path(options.encoder).resolve())}
+    if options.faiss is not None:
+        given["faiss"] = str(Path(options.faiss).resolve())
     if options.skip_bad_lines:
         given["on_bad_line"] = "skip"
     settings = build_settings(IndexSettings, given, key="index")

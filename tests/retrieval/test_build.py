@@ -244,6 +244,17 @@ def test_index_reads_passages_from_the_corpus_itself(corpus: Path, tmp_path: Pat
     assert index.corpus.path == corpus  # type: ignore[attr-defined]
 
 
+def test_faiss_file_that_exists_is_used_as_it_is(corpus: Path, tmp_path: Path) -> None:
+    build_index(corpus, tmp_path / "made", IndexSettings(kind="dense-flat"))
+    (file,) = (tmp_path / "made").rglob("*.faiss")
+    settings = IndexSettings(kind="dense-flat", faiss=str(file))
+    build_index(corpus, tmp_path / "index", settings)
+    assert results(open_index(tmp_path / "index")) == results(open_index(tmp_path / "made"))
+    corpus.write_bytes(corpus.read_bytes().rpartition(b"\n")[0])
+    with pytest.raises(SearchIndexError, match="holds 230 vectors, the corpus 229 passages"):
+        build_index(corpus, tmp_path / "shorter", settings)
+
+
 def test_folder_of_indexes_is_a_hybrid(corpus: Path, tmp_path: Path) -> None:
     (tmp_path / "both").mkdir()
     parts = [tmp_path / "both" / name for name in ("bm25", "dense")]

@@ -31,7 +31,7 @@ from agentic_rollout.errors import CorpusError, SearchIndexError
 from agentic_rollout.retrieval.analysis import build_analyzer
 from agentic_rollout.retrieval.bm25 import Shard
 from agentic_rollout.retrieval.corpus import Corpus, OnBadLine, convert_corpus, is_json_lines, scan_lines
-from agentic_rollout.retrieval.dense import build_dense
+from agentic_rollout.retrieval.dense import build_dense, open_faiss
 from agentic_rollout.retrieval.encoders import EncoderSettings, build_encoder
 from agentic_rollout.retrieval.postings import Postings, Statistics, invert, score
 
@@ -49,6 +49,7 @@ class IndexSettings(Settings):
     b: float = Field(default=0.4, ge=0, le=1, description="BM25: how much longer passages are held back")
     language: str = Field(default="english", description="BM25: english, cjk, or one with a Snowball stemmer")
     encoder: EncoderSettings = Field(default_factory=EncoderSettings, description="dense: what makes the vectors")
+    faiss: str | None = Field(default=None, description="dense: a FAISS file of the corpus's vectors, used as it is")
     shard_size: int = Field(default=250_000, ge=1, description="passages held in memory at once")
     on_bad_line: OnBadLine = "refuse"
 
@@ -251,6 +252,14 @@ def _load_postings(folder: Path) -> Postings:
 
 def _build_dense(corpus: Corpus, partial: Path, settings: IndexSettings) -> None:
     encoder = build_encoder(settings.encoder)
+    if settings.faiss is not None:
+        vectors = len(open_faiss(settings.faiss, encoder))
+        if vectors != len(corpus):
+            raise SearchIndexError(
+                f"{settings.faiss} holds {vectors} vectors, the corpus {len(corpus)} passages. Give the corpus, in the "
+                "order, that it was made from."
+            )
+        return
     with _bar("encoding", len(corpus), "passages") as bar:
         kind: Literal["flat", "hnsw"] = "flat" if settings.kind == "dense-flat" else "hnsw"
         build_dense(corpus, partial, encoder, kind=kind, shard_size=settings.shard_size, progress=bar.update)

@@ -14,7 +14,7 @@ from agentic_rollout.retrieval.analysis import build_analyzer
 from agentic_rollout.retrieval.bm25 import BM25Ranker
 from agentic_rollout.retrieval.build import FORMAT, IndexSettings, corpus_path, load_shard
 from agentic_rollout.retrieval.corpus import Corpus, open_corpus
-from agentic_rollout.retrieval.dense import load_dense
+from agentic_rollout.retrieval.dense import load_dense, open_faiss
 from agentic_rollout.retrieval.encoders import build_encoder
 from agentic_rollout.retrieval.fusion import FusedIndex
 from agentic_rollout.retrieval.index import CorpusIndex, Index, Ranker
@@ -89,7 +89,11 @@ def _open_built(folder: Path, *, ef_search: int | None, device: str) -> Index:
         ranker = BM25Ranker(shards, build_analyzer(settings.language, key="language"))
         ranked = sum(shard.passages for shard in shards)
     else:
-        dense = load_dense(folder, build_encoder(settings.encoder), ef_search=ef_search, device=device)
+        encoder = build_encoder(settings.encoder)
+        if settings.faiss is None:
+            dense = load_dense(folder, encoder, ef_search=ef_search, device=device)
+        else:
+            dense = open_faiss(settings.faiss, encoder, ef_search=ef_search, device=device)
         ranker, ranked = dense, len(dense)
     if ranked != len(corpus):
         raise SearchIndexError(

@@ -1,4 +1,4 @@
-"""The README's examples work, and its table knows every setting."""
+"""The examples of the documents work, and their tables know every setting."""
 
 from __future__ import annotations
 
@@ -7,16 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from agentic_rollout.cli import build_parser
 from agentic_rollout.codec import ByteCodec
-from agentic_rollout.config import AgentSettings, LoopSettings
+from agentic_rollout.config import AgentSettings, LoopSettings, Settings
 from agentic_rollout.engines.scripted import ScriptedEngine, scripted_turns
 from agentic_rollout.formats import build_format
 from agentic_rollout.loop import AgentLoop, Prompt
+from agentic_rollout.search.http import HttpSettings
+from agentic_rollout.tools.access import AccessSettings
 from agentic_rollout.tools.build import build_toolbox
+from agentic_rollout.tools.search import SearchSettings
 from agentic_rollout.types import ToolStatus, Trajectory
 from rollouts import run
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
 CODEC = ByteCodec()
 
 
@@ -72,3 +77,17 @@ def test_example_format_acts_observes_and_answers(examples: Path) -> None:
 def test_settings_table_is_complete() -> None:
     documented = set(re.findall(r"^\| `(\w+)` \|", README.partition("## Settings")[2], flags=re.MULTILINE))
     assert documented >= set(AgentSettings.model_fields)
+
+
+@pytest.mark.parametrize("settings", [SearchSettings, HttpSettings, AccessSettings])
+def test_settings_of_search_are_documented(settings: type[Settings]) -> None:
+    documented = set(re.findall(r"\w+", (ROOT / "docs" / "search.md").read_text()))
+    assert set(settings.model_fields) <= documented
+
+
+def test_documented_commands_are_accepted() -> None:
+    text = (ROOT / "docs" / "search.md").read_text()
+    commands = re.findall(r"^agentic-rollout (.+?)(?: +#.*)?$", text, flags=re.MULTILINE)
+    assert len(commands) >= 10
+    for command in commands:
+        build_parser().parse_args(command.split())
