@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agentic_rollout.codec import cut_text_tokens
+from agentic_rollout.codec import cut_text_tokens, share_room
 from rollouts import CODEC, EOS, MergingCodec
 
 
@@ -42,3 +42,18 @@ def test_byte_codec_returns_any_text() -> None:
     text = "naïve 中 😀\x00\n"
     assert CODEC.decode(CODEC.encode(text)) == text
     assert CODEC.decode([*CODEC.encode("end"), EOS]) == "end"
+
+
+@given(st.lists(st.integers(0, 50), max_size=8), st.integers(0, 200))
+def test_room_is_shared_out_whole_and_nobody_gets_less_than_an_equal_share(lengths: list[int], room: int) -> None:
+    shares = share_room(lengths, room)
+    assert sum(shares) == min(room, sum(lengths))
+    assert all(share <= length for share, length in zip(shares, lengths, strict=True))
+    least = room // max(1, len(lengths))
+    assert all(share >= min(length, least) for share, length in zip(shares, lengths, strict=True))
+    cut = [share for share, length in zip(shares, lengths, strict=True) if share < length]
+    assert not cut or max(cut) - min(cut) <= 1
+
+
+def test_rest_of_a_short_text_goes_to_the_long_ones() -> None:
+    assert share_room([100, 5, 100], 61) == [28, 5, 28]

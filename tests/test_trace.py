@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -87,3 +88,38 @@ def test_writing_again_replaces_the_file(path: Path) -> None:
     write_trace(path, [{"row": 1}, {"row": 2}])
     write_trace(path, [{"row": 3}])
     assert list(read_trace(path)) == [{"row": 3}]
+
+
+def nested(depth: int) -> Any:
+    value: Any = 1
+    for _ in range(depth):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [
+        ({"query": "a\ud800b"}, {"query": "a?b"}),
+        ({"\ud800": [{"x": "\udfff"}, 1, None]}, {"?": [{"x": "?"}, 1, None]}),
+        ({"n": 10**30}, {"n": "1" + "0" * 30}),
+        ({"deep": nested(90)}, {"deep": nested(90)}),
+        ({7: (1.5, True)}, {"7": [1.5, True]}),
+    ],
+)
+def test_arguments_that_json_cannot_hold_are_written_in_the_nearest_way(
+    path: Path, arguments: Any, written: Any
+) -> None:
+    assert trace_of(path, arguments) == written
+
+
+def test_arguments_nested_without_end_are_cut(path: Path) -> None:
+    assert str(trace_of(path, {"deep": nested(900)})).count("[") < 100
+
+
+def trace_of(path: Path, arguments: Any) -> Any:
+    call = ToolCall("search", arguments, ToolStatus.OK, "found", latency_s=0.0)
+    write_trace(path, [trajectory_record(Trajectory((1,), tool_calls=[call]), CODEC, index=np.int64(7))])
+    (record,) = read_trace(path)
+    assert record["index"] == 7
+    return record["tool_calls"][0]["arguments"]

@@ -72,3 +72,19 @@ def cut_text_tokens(codec: TextCodec, token_ids: Sequence[int], limit: int) -> l
         if not codec.decode(kept).endswith("\ufffd"):
             return kept
     return cut
+
+
+def share_room(lengths: Sequence[int], room: int) -> list[int]:
+    """How many tokens each of several texts may keep: equal shares, where a short text leaves its rest to the others.
+
+    Args:
+        lengths: of the texts, in tokens.
+        room: for all of them together; at least 0.
+    """
+    shares = [0] * len(lengths)
+    by_length = sorted(range(len(lengths)), key=lengths.__getitem__)
+    for position, index in enumerate(by_length):
+        # The last ones get what division leaves over.
+        shares[index] = min(lengths[index], room // (len(lengths) - position))
+        room -= shares[index]
+    return shares

@@ -46,7 +46,10 @@ class LoopSettings(Settings):
 class AgentSettings(LoopSettings):
     """Everything under `engine_kwargs.agent`."""
 
-    format: str = Field(default="search_r1", description="built-in action format, or dotted path of your own")
+    format: str | dict[str, Any] = Field(
+        default="search_r1",
+        description="built-in action format, or dotted path of your own, or {type: …, its settings}",
+    )
     tools: dict[str, dict[str, Any]] = Field(
         default_factory=dict, description="name -> {type: built-in or dotted path, …its own settings}"
     )

@@ -5,7 +5,7 @@ Every trajectory is one coroutine, and none waits for another. The rules:
 * Sampled tokens enter the context as they were sampled. Observations are encoded once.
 * Before every generation the limits apply in this order: the response budget; `max_turns`; then the final turn, in
   which tools are off.
-* An observation leaves room for its closing tag and for an answer, or it is not made at all: the trajectory then ends
+* An observation leaves room for its closing tags and for an answer, or it is not made at all: the trajectory then ends
   on the sampled turn before it.
 * A trajectory ends on a sampled token and is never empty.
 """
@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agentic_rollout.codec import TextCodec, cut_text_tokens
+from agentic_rollout.codec import TextCodec, cut_text_tokens, share_room
 from agentic_rollout.config import AGENT_KEY, LoopSettings
 from agentic_rollout.engines.base import Engine
 from agentic_rollout.errors import EngineError, InvariantError, PromptError, SettingsError
@@ -34,6 +34,9 @@ from agentic_rollout.types import (
     Observation,
     Segment,
     StopReason,
+    ToolCall,
+    ToolRequest,
+    ToolStatus,
     Trajectory,
 )
 
@@ -169,7 +172,8 @@ class AgentLoop:
         if completion.finish_reason is FinishReason.LENGTH and room <= 0:
             return StopReason.LENGTH  # the budget ran out in the middle of the turn
         if isinstance(action, Invalid):
-            at_eos = completion.finish_reason is FinishReason.EOS
+            # Without stop strings, the end of the text is how every turn ends.
+            at_eos = completion.finish_reason is FinishReason.EOS and bool(self._format.stop)
             if at_eos and self._settings.on_eos == "stop":
                 return StopReason.EOS
             if not at_eos and self._settings.on_invalid == "stop":
@@ -195,19 +199,28 @@ class AgentLoop:
         return min(self._settings.max_observation_tokens, free)
 
     def _frame_length(self, action: Call | Invalid) -> int:
-        frame = self._format.render_invalid(action.problem) if isinstance(action, Invalid) else self._format.render(())
-        return len(self._encode_tag(frame.prefix)) + len(self._encode_tag(frame.suffix))
+        """Tokens that the observation's tags will take; before any tool is asked."""
+        if isinstance(action, Invalid):
+            observation = self._format.render_invalid(action.problem)
+        else:
+            observation = self._format.render([_without_result(request) for request in action.requests])
+        tags, _ = observation.split()
+        return sum(len(self._encode_tag(tag)) for tag in tags)
 
     def _encode_observation(self, observation: Observation, room: int) -> tuple[int, ...]:
-        """Prefix, body cut to the room that is left, suffix."""
-        prefix = self._encode_tag(observation.prefix)
-        suffix = self._encode_tag(observation.suffix)
-        frame = len(prefix) + len(suffix)
+        """Tags whole, bodies cut to the room that is left."""
+        tags, bodies = observation.split()
+        encoded_tags = [self._encode_tag(tag) for tag in tags]
+        frame = sum(map(len, encoded_tags))
         if frame > room:
-            raise InvariantError(f"the format's tags took {frame} of {room} tokens; they must not depend on the calls")
-        body = self._codec.encode(observation.body, split_special_tokens=True)  # a tool's text is data
-        body = cut_text_tokens(self._codec, body, room - frame)
-        return (*prefix, *body, *suffix)
+            raise InvariantError(f"the format's tags took {frame} of {room} tokens; they must not depend on results")
+        texts = [self._codec.encode(body, split_special_tokens=True) for body in bodies]  # a tool's text is data
+        shares = share_room([len(text) for text in texts], room - frame)
+        token_ids = list(encoded_tags[0])
+        for text, share, tag in zip(texts, shares, encoded_tags[1:], strict=True):
+            token_ids += cut_text_tokens(self._codec, text, share)
+            token_ids += tag
+        return tuple(token_ids)
 
     def _check_prompt(self, prompt: Prompt, index: int) -> None:
         if not prompt.token_ids:
@@ -222,7 +235,8 @@ class AgentLoop:
             )
 
     def _check_limits(self) -> None:
-        frame = max(self._frame_length(Call(())), self._frame_length(Invalid("")))
+        actions: list[Call | Invalid] = [Call((ToolRequest(name, {}),)) for name in self._toolbox.names]
+        frame = max(map(self._frame_length, [*actions, Invalid("")]))
         least = frame + 1
         if self._settings.max_observation_tokens < least:
             raise SettingsError(
@@ -238,6 +252,10 @@ class AgentLoop:
                 f"less than data.max_response_length ({self._response_length})",
                 "Lower it or raise data.max_response_length.",
             )
+
+
+def _without_result(request: ToolRequest) -> ToolCall:
+    return ToolCall(request.name, request.arguments, ToolStatus.OK, "", latency_s=0.0)
 
 
 def turn_seed(seed: int, *parts: int | str) -> int:

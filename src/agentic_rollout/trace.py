@@ -11,6 +11,8 @@ import orjson
 from agentic_rollout.codec import TextCodec
 from agentic_rollout.types import Segment, StopReason, ToolCall, ToolStatus, Trajectory
 
+_MAX_DEPTH = 100
+
 
 def trajectory_record(trajectory: Trajectory, codec: TextCodec, **facts: Any) -> dict[str, Any]:
     """One trajectory as a JSON object; `facts` are further keys, e.g. the step or the data set's index."""
@@ -69,7 +71,7 @@ def write_trace(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("wb") as file:
         for record in records:
-            file.write(orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY, default=str) + b"\n")
+            file.write(_json(record) + b"\n")
 
 
 def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
@@ -78,3 +80,25 @@ def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
         for line in file:
             record: dict[str, Any] = orjson.loads(line)
             yield record
+
+
+def _json(record: Mapping[str, Any]) -> bytes:
+    try:
+        return orjson.dumps(record, option=orjson.OPT_SERIALIZE_NUMPY, default=str)
+    except TypeError:  # a call's arguments are whatever a model wrote
+        return orjson.dumps(_plain(record), option=orjson.OPT_SERIALIZE_NUMPY, default=str)
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    """What JSON and its readers can hold: no lone surrogates, integers of 64 bits, nesting within limits."""
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
+        return str(value)
+    if isinstance(value, Mapping | list | tuple) and depth == _MAX_DEPTH:
+        return "…"
+    if isinstance(value, Mapping):
+        return {_plain(str(name)): _plain(item, depth + 1) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, depth + 1) for item in value]
+    return value

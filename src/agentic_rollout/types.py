@@ -41,6 +41,7 @@ class ToolStatus(StrEnum):
     UNKNOWN_TOOL = "unknown_tool"  # the model asked for a tool that is not there
     BAD_ARGUMENTS = "bad_arguments"  # the model's arguments do not fit the tool
     FORBIDDEN = "forbidden"  # the settings do not allow what the model asked for
+    MALFORMED = "malformed"  # the model's call is not written as the format wants it
     # Failures of the tool, or of the service behind it.
     ERROR = "error"  # the tool raised
     TIMEOUT = "timeout"  # no answer within the deadline
@@ -60,6 +61,7 @@ class ToolStatus(StrEnum):
             ToolStatus.UNKNOWN_TOOL,
             ToolStatus.BAD_ARGUMENTS,
             ToolStatus.FORBIDDEN,
+            ToolStatus.MALFORMED,
         )
 
 
@@ -99,10 +101,18 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class ToolRequest:
-    """One tool call as the model wrote it."""
+    """One tool call as the model wrote it.
+
+    Attributes:
+        name: the tool; empty where it cannot be read.
+        arguments: empty where they cannot be read.
+        problem: what is wrong with the way the call is written. Such a call is not made; it is answered with this
+            text, so that its good neighbours of the same turn are not lost.
+    """
 
     name: str
     arguments: Mapping[str, Any]
+    problem: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +124,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The model asks for one or several tools, to be run in parallel."""
+    """The model asks for one or several tools, to be run in parallel; for none, if its text just goes on."""
 
     requests: tuple[ToolRequest, ...]
 
@@ -131,11 +141,30 @@ Action = Answer | Call | Invalid
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """An observation as text in three parts: only `body` is ever cut, so a closing tag survives."""
+    """An observation as text: only bodies are ever cut, so every closing tag survives.
+
+    Attributes:
+        prefix: opening tags.
+        body: what was observed; or several observations, one after the other, each within tags of its own.
+        suffix: closing tags.
+    """
 
     prefix: str
-    body: str
+    body: str | tuple[Observation, ...]
     suffix: str
+
+    def split(self) -> tuple[list[str], list[str]]:
+        """All tags and all bodies, in turns: n + 1 texts that stay whole, around n that may be cut."""
+        if isinstance(self.body, str):
+            return [self.prefix, self.suffix], [self.body]
+        tags, bodies = [self.prefix], list[str]()
+        for part in self.body:
+            (first, *rest), inner = part.split()
+            tags[-1] += first
+            tags += rest
+            bodies += inner
+        tags[-1] += self.suffix
+        return tags, bodies
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from cachetools import TTLCache
 from pydantic import Field
@@ -16,6 +16,7 @@ from agentic_rollout.search.http import HttpClient, HttpSettings
 from agentic_rollout.search.pages import CorpusPages, Page, PageStore, RemotePages
 from agentic_rollout.search.web import WebPages, WebSettings
 from agentic_rollout.tools.base import BaseTool, ToolContext
+from agentic_rollout.tools.schemas import signature_schema
 
 
 class AccessSettings(Settings):
@@ -32,8 +33,17 @@ class AccessSettings(Settings):
     http: HttpSettings = Field(default=HttpSettings(), description="how a server is asked")
 
 
+def _access(
+    url: Annotated[str, Field(description="address of the page")],
+    page: Annotated[int | str | None, Field(description="which part of a long page, counted from 1")] = None,
+) -> None:
+    """Opens a page and shows its text, long ones in parts."""
+
+
 class AccessTool(BaseTool):
     """Shows a page, in parts of `max_chars` characters: arguments `url` and, from the second part on, `page`."""
+
+    schema = signature_schema(_access)
 
     def __init__(self, pages: PageStore, settings: AccessSettings) -> None:
         self.timeout_s = settings.timeout_s

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import logging
 import time
 from collections.abc import Mapping
@@ -10,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from agentic_rollout.errors import ToolError
+from agentic_rollout.tools.schemas import ToolSchema, tool_schema
 from agentic_rollout.types import ToolCall, ToolRequest, ToolStatus
 
 logger = logging.getLogger(__name__)
@@ -33,6 +35,9 @@ class Tool(Protocol):
 
     `call` may raise anything: the toolbox makes a typed failure of it (`ToolError` chooses the status). It runs on the
     worker's event loop, so long computations belong in a thread (`asyncio.to_thread`, or a `batching.Batcher`).
+
+    A tool may have an attribute `schema`, a mapping with `description` and `parameters` (a JSON schema): the toolbox
+    then checks arguments before it calls the tool.
     """
 
     timeout_s: float
@@ -65,10 +70,15 @@ class Toolbox:
 
     def __init__(self, tools: Mapping[str, Tool]) -> None:
         self._tools = dict(tools)
+        self._schemas: dict[str, ToolSchema] = {name: tool_schema(tool) for name, tool in tools.items()}
 
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(self._tools)
+
+    def schemas(self) -> list[dict[str, Any]]:
+        """Every tool as OpenAI's API describes functions, which is what chat templates take as `tools`."""
+        return [schema.as_function(name) for name, schema in self._schemas.items()]
 
     async def call(self, request: ToolRequest, context: ToolContext) -> ToolCall:
         """Runs one call within its tool's deadline."""
@@ -96,14 +106,15 @@ class Toolbox:
                 logger.exception("tool %r failed to close", name)
 
     async def _outcome(self, request: ToolRequest, context: ToolContext) -> tuple[ToolStatus, str, str | None]:
+        if request.problem is not None:
+            return ToolStatus.MALFORMED, request.problem, None
         tool = self._tools.get(request.name)
         if tool is None:
-            available = ", ".join(self._tools) or "none"
-            text = f"there is no tool {request.name!r} (available: {available})"
-            return ToolStatus.UNKNOWN_TOOL, text, None
+            return ToolStatus.UNKNOWN_TOOL, self._unknown(request.name), None
         try:
+            arguments = self._schemas[request.name].check(request.arguments)
             async with asyncio.timeout(tool.timeout_s):
-                text = await tool.call(request.arguments, context)
+                text = await tool.call(arguments, context)
             return ToolStatus.OK, _encodable(text), None
         except TimeoutError as error:
             text = f"no answer from {request.name} within {tool.timeout_s:g} s"
@@ -117,6 +128,12 @@ class Toolbox:
             if task is not None and task.cancelling():
                 raise  # the trajectory is cancelled; otherwise something inside the tool was
             return _unforeseen(request.name, error)
+
+    def _unknown(self, name: str) -> str:
+        lower_case = {known.lower(): known for known in self._tools}
+        nearest = difflib.get_close_matches(name.lower(), lower_case, n=1)
+        hint = f"; did you mean {lower_case[nearest[0]]!r}?" if nearest else ""
+        return f"there is no tool {name!r}{hint} (available: {', '.join(self._tools) or 'none'})"
 
 
 def _unforeseen(name: str, error: BaseException) -> tuple[ToolStatus, str, str]:

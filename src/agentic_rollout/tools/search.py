@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -14,6 +14,7 @@ from agentic_rollout.search.batched import BatchedBackend
 from agentic_rollout.search.build import BackendSettings, build_backend, is_remote
 from agentic_rollout.search.cache import CachedBackend, CacheSettings
 from agentic_rollout.tools.base import BaseTool, ToolContext
+from agentic_rollout.tools.schemas import signature_schema
 
 
 class SearchSettings(BackendSettings, CacheSettings):
@@ -31,8 +32,14 @@ class SearchSettings(BackendSettings, CacheSettings):
     )
 
 
+def _search(query: Annotated[str, Field(description="what to look for")]) -> None:
+    """Finds passages of text about a query."""
+
+
 class SearchTool(BaseTool):
     """Shows the passages that a backend finds for a `query`."""
+
+    schema = signature_schema(_search)
 
     def __init__(self, backend: SearchBackend, *, topk: int = 3, timeout_s: float = 60.0) -> None:
         self.backend = backend
