@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ _GOOGLE_MOST = 10  # results that one request can give
 _SERPAPI_NOTHING_FOUND = "hasn't returned any results"
 
 
-class OnlineBackend:
+class OnlineBackend(ABC):
     """What the services have in common: one query a request, results with title, link and snippet.
 
     A hit's score is the reciprocal of its rank, as the services give none.
@@ -46,8 +47,13 @@ class OnlineBackend:
             return error
         return [Hit(passage, 1.0 / rank) for rank, passage in enumerate(passages[:topk], start=1)]
 
+    @abstractmethod
     async def _ask(self, query: str, topk: int) -> list[Passage]:
-        raise NotImplementedError
+        """What the service finds for one query.
+
+        Raises:
+            ToolError: the request failed.
+        """
 
 
 class SerperBackend(OnlineBackend):
