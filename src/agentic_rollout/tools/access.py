@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from cachetools import TTLCache
-from pydantic import Field
+from pydantic import Field, StrictInt
 
 from agentic_rollout.config import Settings
 from agentic_rollout.errors import SettingsError, ToolError
@@ -35,7 +35,7 @@ class AccessSettings(Settings):
 
 def _access(
     url: Annotated[str, Field(description="address of the page")],
-    page: Annotated[int | str | None, Field(description="which part of a long page, counted from 1")] = None,
+    page: Annotated[StrictInt | str | None, Field(description="which part of a long page, counted from 1")] = None,
 ) -> None:
     """Opens a page and shows its text, long ones in parts."""
 
