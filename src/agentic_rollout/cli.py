@@ -48,6 +48,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.set_defaults(run=_demo)
     _add_index(commands.add_parser("index", help="build a search index of a corpus"))
     _add_serve_search(commands)
+    _add_serve_code(commands)
     configs = commands.add_parser("configs", help="print the folder for verl's --config-dir")
     configs.set_defaults(run=_configs)
     return parser
@@ -74,6 +75,14 @@ def _add_serve_search(commands: Any) -> None:
     parser = commands.add_parser("serve-search", help="serve an index, or an online service, over HTTP")
     add_arguments(parser)
     parser.set_defaults(run=run)
+
+
+def _add_serve_code(commands: Any) -> None:
+    from agentic_rollout.server.code_cli import add_code_arguments, run_code_server
+
+    parser = commands.add_parser("serve-code", help="run programs in a sandbox, over HTTP")
+    add_code_arguments(parser)
+    parser.set_defaults(run=run_code_server)
 
 
 def _index(options: argparse.Namespace) -> int:

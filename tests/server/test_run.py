@@ -25,6 +25,7 @@ from agentic_rollout.search.build import BackendSettings
 from agentic_rollout.search.web import WebSettings
 from agentic_rollout.server import cli
 from agentic_rollout.server.build import open_backend, open_pages
+from agentic_rollout.server.command import warn_if_open
 from agentic_rollout.server.settings import ServerSettings
 from server.serving import PASSAGES, ScriptedBackend, get, post, search_server
 
@@ -204,7 +205,7 @@ def test_port_in_use_is_said(corpus: Path) -> None:
 def test_address_open_to_others_without_a_token_is_warned_of(
     host: str, token: str | None, warned: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    cli._warn_if_open(host, ServerSettings(token_env=token))
+    warn_if_open(host, ServerSettings(token_env=token))
     assert ("without a token" in caplog.text) == warned
 
 

@@ -59,7 +59,7 @@ def build_backend(source: str, settings: BackendSettings, *, key: str) -> Search
     if source in ONLINE:
         return _build_online(source, settings, key)
     if is_remote(source):
-        token = None if settings.token_env is None else _read_secret(settings.token_env, f"{key}.token_env")
+        token = None if settings.token_env is None else read_secret(settings.token_env, f"{key}.token_env")
         return RemoteBackend(
             source, settings.http, token=token, max_batch=settings.max_batch or 64, key=f"{key}.source"
         )
@@ -68,7 +68,7 @@ def build_backend(source: str, settings: BackendSettings, *, key: str) -> Search
 
 
 def _build_online(source: str, settings: BackendSettings, key: str) -> SearchBackend:
-    api_key = _read_secret(settings.api_key_env or _API_KEY_ENV[source], f"{key}.api_key_env")
+    api_key = read_secret(settings.api_key_env or _API_KEY_ENV[source], f"{key}.api_key_env")
     options: dict[str, Any] = {}
     if settings.base_url is not None:
         options["base_url"] = split_url(settings.base_url, f"{key}.base_url").geturl()
@@ -78,11 +78,11 @@ def _build_online(source: str, settings: BackendSettings, key: str) -> SearchBac
         case "serpapi":
             return SerpAPIBackend(settings.http, api_key=api_key, engine=settings.engine, **options)
         case _:
-            engine_id = _read_secret(settings.engine_id_env, f"{key}.engine_id_env")
+            engine_id = read_secret(settings.engine_id_env, f"{key}.engine_id_env")
             return GoogleBackend(settings.http, api_key=api_key, engine_id=engine_id, **options)
 
 
-def _read_secret(variable: str, key: str) -> str:
+def read_secret(variable: str, key: str) -> str:
     """The content of an environment variable.
 
     Raises:

@@ -1,4 +1,4 @@
-"""The bodies of requests, checked by hand: one query a request, thousands of requests a second.
+"""The bodies of requests to the search server, checked by hand: one query a request, thousands of requests a second.
 
 Search-R1, ASearcher, AReaL and verl send `queries`, skyrl-gym one `query`. Fields that no route knows are ignored, as
 clients send more than is needed.
@@ -9,12 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Final
 
-import orjson
-
 from agentic_rollout.errors import ToolError
 from agentic_rollout.retrieval.index import Hit
 from agentic_rollout.search.wire import parse_hits
 from agentic_rollout.server.replies import bad_body
+from agentic_rollout.server.routing import parse_object
 from agentic_rollout.server.settings import ServerSettings
 
 _MISSING: Final = object()
@@ -56,7 +55,7 @@ def parse_retrieve(body: bytes, settings: ServerSettings) -> RetrieveRequest:
     Raises:
         RefusedError: 422; it names the field.
     """
-    fields = _parse_object(body)
+    fields = parse_object(body)
     topk = _count(fields, "topk", settings.max_topk)
     topk_rerank = _count(fields, "topk_rerank", settings.max_topk)
     candidates = _count(fields, "topk_retrieval", settings.max_topk)
@@ -78,7 +77,7 @@ def parse_rerank(body: bytes, settings: ServerSettings) -> RerankRequest:
     Raises:
         RefusedError: 422; it names the field.
     """
-    fields = _parse_object(body)
+    fields = parse_object(body)
     queries = _queries(fields, settings)
     lists = fields.get("documents")
     if not isinstance(lists, list) or len(lists) != len(queries):
@@ -99,17 +98,7 @@ def parse_access(body: bytes, settings: ServerSettings) -> list[str]:
     Raises:
         RefusedError: 422; it names the field.
     """
-    return _texts(_parse_object(body), "urls", "url", settings.max_urls)
-
-
-def _parse_object(body: bytes) -> dict[str, Any]:
-    try:
-        fields = orjson.loads(body)
-    except orjson.JSONDecodeError:
-        raise bad_body("the body is no JSON") from None
-    if not isinstance(fields, dict):
-        raise bad_body("the body must be a JSON object")
-    return fields
+    return _texts(parse_object(body), "urls", "url", settings.max_urls)
 
 
 def _queries(fields: dict[str, Any], settings: ServerSettings) -> list[str]:

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import asyncio
-import ipaddress
-import json
-import logging
-import sys
-from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from agentic_rollout.server.settings import ServerSettings
-
-logger = logging.getLogger(__name__)
+from agentic_rollout.server.command import add_service_arguments, announce, run_loop, service_settings, warn_if_open
 
 KEY = "serve-search"
 
@@ -28,19 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="index folder or corpus (several are fused; with --ray, they are the shards of one corpus); or the "
         "URL of another search server, or serper, serpapi, google",
     )
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine alone)")
-    parser.add_argument("--port", type=int, default=8000, help="0 chooses a free one, which is printed")
-    parser.add_argument("--token-env", metavar="NAME", help="environment variable with the token clients must send")
+    add_service_arguments(parser, port=8000, work="queries", max_queue=8192)
     parser.add_argument(
         "--pages", action="append", default=[], metavar="PATH|web", help="answer /access from a corpus, or the web"
     )
     parser.add_argument("--rerank", metavar="PATH|lexical", help="rerank what is found, with a cross-encoder's folder")
     parser.add_argument("--topk", type=int, default=3, help="hits per query where a request does not say (default: 3)")
     parser.add_argument("--threads", type=int, default=1, help="threads that search (default: 1)")
-    parser.add_argument("--max-queue", type=int, default=8192, help="queries waiting before 503 (default: 8192)")
     parser.add_argument("--cache-size", type=int, default=10_000, help="answers kept in memory; 0: none")
-    parser.add_argument("--deadline", type=float, default=60.0, metavar="S", help="seconds for one request")
-    parser.add_argument("--drain", type=float, default=60.0, metavar="S", help="seconds for what is left at a stop")
     parser.add_argument("--reuse-port", action="store_true", help="let several of these processes share the port")
     parser.add_argument("--ray", action="store_true", help="deploy on Ray Serve instead of in this process")
     parser.add_argument("--replicas", type=int, default=1, help="with --ray: of each shard, at least")
@@ -64,11 +50,11 @@ def run(options: argparse.Namespace) -> int:
     from agentic_rollout.server.settings import ServerSettings
 
     settings = build_settings(ServerSettings, _server_settings(options), key=KEY)
-    _warn_if_open(options.host, settings)
+    warn_if_open(options.host, settings)
     if options.ray:
         from agentic_rollout.server.ray_app import serve_on_ray
 
-        serve_on_ray(options.sources, settings, options, announce=_announce)
+        serve_on_ray(options.sources, settings, options, announce=announce)
         return 0
     backend_settings = build_settings(BackendSettings, {"threads": options.threads}, key=KEY)
     reranker = None if options.rerank is None else build_reranker(options.rerank, key=f"{KEY}.rerank")
@@ -77,10 +63,10 @@ def run(options: argparse.Namespace) -> int:
 
     async def main() -> None:
         app = create_app(backend, settings, reranker=reranker, pages=pages)
-        await serve(app, host=options.host, port=options.port, announce=_announce, reuse_port=options.reuse_port)
+        await serve(app, host=options.host, port=options.port, announce=announce, reuse_port=options.reuse_port)
 
     try:
-        _run_loop(main())
+        run_loop(main())
     except KeyboardInterrupt:  # the second one: the first stops in order
         return 130
     return 0
@@ -89,40 +75,7 @@ def run(options: argparse.Namespace) -> int:
 def _server_settings(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "topk": options.topk,
-        "max_queue": options.max_queue,
+        **service_settings(options),
         "max_queries": min(options.max_queue, 4096),
-        "deadline_s": options.deadline,
-        "drain_s": options.drain,
-        "token_env": options.token_env,
         "cache": {"cache_size": options.cache_size},
     }
-
-
-def _run_loop(main: Coroutine[Any, Any, None]) -> None:
-    """On uvloop where it is installed: about a third less work for each request."""
-    factory: Callable[[], asyncio.AbstractEventLoop] | None = None
-    try:
-        import uvloop
-    except ImportError:
-        logger.info("uvloop is not installed; asyncio's own event loop serves")
-    else:
-        factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=factory) as runner:
-        runner.run(main)
-
-
-def _announce(url: str) -> None:
-    sys.stdout.write(json.dumps({"listening": url}) + "\n")
-    sys.stdout.flush()
-
-
-def _warn_if_open(host: str, settings: ServerSettings) -> None:
-    if settings.token_env is None and not _is_loopback(host):
-        logger.warning("listening on %s without a token: whoever reaches this port can search (see --token-env)", host)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -1,4 +1,4 @@
-"""What the server tells Prometheus."""
+"""What the servers tell Prometheus."""
 
 from __future__ import annotations
 
@@ -11,43 +11,45 @@ if TYPE_CHECKING:
     from prometheus_client import Counter, Histogram
     from prometheus_client.metrics_core import Metric
 
-_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 _QUERIES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
-class ServerMetrics:
+class ServiceMetrics:
     """Counters of one server, in a registry of its own: several servers may share a process.
 
     Args:
-        waiting: number of queries accepted and not yet answered.
-        cache_lookups: number of queries by where their answer came from; None without a cache.
+        namespace: what the names of the metrics begin with.
+        work: what is accepted and queued, as a plural.
+        failures: what a failure is, for people.
+        waiting: how much was accepted and is not yet answered.
+
+    Attributes:
+        accepted: counts work.
 
     Raises:
         SettingsError: prometheus-client is not installed.
     """
 
-    def __init__(self, waiting: Callable[[], float], cache_lookups: Mapping[str, int] | None) -> None:
+    def __init__(self, namespace: str, *, work: str, failures: str, waiting: Callable[[], float]) -> None:
         try:
             import prometheus_client as prometheus
         except ImportError:
             remedy = 'Run `pip install "agentic-rollout[search]"`.'
-            raise SettingsError("serve-search", None, "prometheus-client to be installed", remedy) from None
-        self._prometheus = prometheus
-        self._registry = prometheus.CollectorRegistry()
-        own: dict[str, Any] = {"namespace": "agentic_search", "registry": self._registry}
-        self._requests = prometheus.Counter("requests", "Requests answered", ("route", "status"), **own)
+            raise SettingsError("metrics", None, "prometheus-client to be installed", remedy) from None
+        self.work = work
+        self.prometheus = prometheus
+        self.registry = prometheus.CollectorRegistry()
+        self.own: dict[str, Any] = {"namespace": namespace, "registry": self.registry}
+        self._requests = prometheus.Counter("requests", "Requests answered", ("route", "status"), **self.own)
         self._seconds = prometheus.Histogram(
-            "request_seconds", "From a request's head to its reply", ("route",), buckets=_SECONDS, **own
+            "request_seconds", "From a request's head to its reply", ("route",), buckets=SECONDS, **self.own
         )
-        self.queries = prometheus.Counter("queries", "Queries accepted", **own)
-        self.batch = prometheus.Histogram("batch_queries", "Queries of one batch", buckets=_QUERIES, **own)
-        self._failures = prometheus.Counter(
-            "backend_failures", "Failed searches, pages and rerankings", ("status",), **own
-        )
-        prometheus.Gauge("queue_queries", "Queries accepted and not yet answered", **own).set_function(waiting)
-        prometheus.ProcessCollector(registry=self._registry)
-        if cache_lookups is not None:
-            self._registry.register(_CacheLookups(cache_lookups))
+        self.accepted = prometheus.Counter(work, f"{work.capitalize()} accepted", **self.own)
+        queue = prometheus.Gauge(f"queue_{work}", f"{work.capitalize()} accepted and not yet answered", **self.own)
+        queue.set_function(waiting)
+        self._failures = prometheus.Counter("backend_failures", failures, ("status",), **self.own)
+        prometheus.ProcessCollector(registry=self.registry)
         self._children: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
 
     def observe(self, route: str, status: int, seconds: float) -> None:
@@ -65,7 +67,24 @@ class ServerMetrics:
 
     def exposition(self) -> tuple[bytes, str]:
         """The text that Prometheus reads, and its content type."""
-        return self._prometheus.generate_latest(self._registry), self._prometheus.CONTENT_TYPE_LATEST
+        return self.prometheus.generate_latest(self.registry), self.prometheus.CONTENT_TYPE_LATEST
+
+
+class SearchMetrics(ServiceMetrics):
+    """Counters of a search server.
+
+    Args:
+        waiting: number of queries accepted and not yet answered.
+        cache_lookups: number of queries by where their answer came from; None without a cache.
+    """
+
+    def __init__(self, waiting: Callable[[], float], cache_lookups: Mapping[str, int] | None) -> None:
+        failures = "Failed searches, pages and rerankings"
+        super().__init__("agentic_search", work="queries", failures=failures, waiting=waiting)
+        histogram = self.prometheus.Histogram
+        self.batch = histogram("batch_queries", "Queries of one batch", buckets=_QUERIES, **self.own)
+        if cache_lookups is not None:
+            self.registry.register(_CacheLookups(cache_lookups))
 
 
 class _CacheLookups:

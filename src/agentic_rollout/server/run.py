@@ -10,8 +10,8 @@ from collections.abc import Callable
 from aiohttp import web
 
 from agentic_rollout.errors import SettingsError
-from agentic_rollout.server.app import SERVICE
-from agentic_rollout.server.service import SearchService
+from agentic_rollout.server.aiohttp_app import SERVICE
+from agentic_rollout.server.routing import RoutedService
 
 logger = logging.getLogger(__name__)
 
@@ -41,8 +41,8 @@ async def serve(
     runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=_CLOSE_S)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
-    await runner.setup()
     try:
+        await runner.setup()
         site = web.TCPSite(runner, host, port, backlog=_BACKLOG, reuse_port=reuse_port)
         await _bind(site, host, port)
         for number in _SIGNALS:
@@ -62,6 +62,8 @@ async def _bind(site: web.TCPSite, host: str, port: int) -> None:
     if not 0 <= port <= 65535:  # uvloop would take it modulo 65536
         raise SettingsError("--port", port, "a number from 0 to 65535", "Choose another.")
     try:
+        if not 0 <= port < 1 << 16:
+            raise OverflowError("a port is a number from 0 to 65535")  # uvloop would take the remainder
         await site.start()
     except OSError as error:
         expected = "an address of this machine and a free port"
@@ -69,7 +71,7 @@ async def _bind(site: web.TCPSite, host: str, port: int) -> None:
         raise SettingsError("--host, --port", f"{host}:{port}", expected, remedy) from None
 
 
-async def _drain(service: SearchService) -> None:
+async def _drain(service: RoutedService) -> None:
     """Waits until nothing is being answered, and nothing has just arrived either."""
     try:
         async with asyncio.timeout(service.settings.drain_s):

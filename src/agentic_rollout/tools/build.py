@@ -13,6 +13,7 @@ from agentic_rollout.tools.access import AccessSettings, AccessTool
 from agentic_rollout.tools.base import Tool, Toolbox
 from agentic_rollout.tools.function import FunctionTool
 from agentic_rollout.tools.mcp import McpSettings, McpTool, start_mcp_tools
+from agentic_rollout.tools.python import PythonSettings, PythonTool
 from agentic_rollout.tools.search import SearchSettings, SearchTool
 
 
@@ -81,6 +82,14 @@ def _build_access(settings: Mapping[str, Any], key: str) -> Tool:
     return AccessTool.from_settings(build_settings(AccessSettings, settings, key=key), key=key)
 
 
-TOOLS: dict[str, Callable[[Mapping[str, Any], str], Tool]] = {"access": _build_access, "search": _build_search}
+def _build_python(settings: Mapping[str, Any], key: str) -> Tool:
+    return PythonTool.from_settings(build_settings(PythonSettings, settings, key=key), key=key)
+
+
+TOOLS: dict[str, Callable[[Mapping[str, Any], str], Tool]] = {
+    "access": _build_access,
+    "python": _build_python,
+    "search": _build_search,
+}
 
 _KINDS = sorted([*TOOLS, "mcp"])
