@@ -39,6 +39,7 @@ bench: setup      ## the figures of the README: outputs/bench/
 	@$(BIN)/python bench/recall.py
 	@$(BIN)/python bench/scale.py
 	@$(BIN)/python bench/soak.py
+	@$(BIN)/python bench/sandbox.py
 
 lock: setup       ## resolve constraints/*.in again
 	@$(LOCK) constraints/verl06-cpu.in --override constraints/verl06-cpu.overrides.txt -o constraints/verl06-cpu.txt

@@ -11,11 +11,13 @@ from agentic_rollout.cli import build_parser
 from agentic_rollout.codec import ByteCodec
 from agentic_rollout.config import AgentSettings, LoopSettings, Settings
 from agentic_rollout.engines.scripted import ScriptedEngine, scripted_turns
-from agentic_rollout.formats import build_format
+from agentic_rollout.formats import HermesSettings, build_format
 from agentic_rollout.loop import AgentLoop, Prompt
 from agentic_rollout.search.http import HttpSettings
 from agentic_rollout.tools.access import AccessSettings
 from agentic_rollout.tools.build import build_toolbox
+from agentic_rollout.tools.mcp import McpSettings
+from agentic_rollout.tools.python import PythonSettings
 from agentic_rollout.tools.search import SearchSettings
 from agentic_rollout.types import ToolStatus, Trajectory
 from rollouts import run
@@ -86,8 +88,14 @@ def test_settings_of_search_are_documented(settings: type[Settings]) -> None:
 
 
 def test_documented_commands_are_accepted() -> None:
-    text = (ROOT / "docs" / "search.md").read_text()
+    text = "".join((ROOT / "docs" / name).read_text() for name in ("search.md", "tools.md"))
     commands = re.findall(r"^agentic-rollout (.+?)(?: +#.*)?$", text, flags=re.MULTILINE)
     assert len(commands) >= 10
     for command in commands:
         build_parser().parse_args(command.split())
+
+
+@pytest.mark.parametrize("settings", [PythonSettings, McpSettings, HermesSettings])
+def test_settings_of_tools_are_documented(settings: type[Settings]) -> None:
+    documented = set(re.findall(r"\w+", (ROOT / "docs" / "tools.md").read_text()))
+    assert set(settings.model_fields) <= documented
