@@ -117,7 +117,8 @@ class Execution:
         """Runs a program.
 
         Raises:
-            ToolError: the process could not be confined, or was lost with the zygote; never for what a program does.
+            ToolError: the process could not be confined, or was lost before its program began or with the zygote; never
+                for what a program does.
         """
         check_paths(program.fetch_files)
         self._scratch.write(program.files)
@@ -174,7 +175,10 @@ class Execution:
         _rewrite(self._stdin, program.stdin)
         if self._stateful:
             self._process.send_signal(signal.SIGCONT)
-        os.write(self._control, b"\n")
+        try:
+            os.write(self._control, b"\n")
+        except BrokenPipeError:  # its end is not known here yet: the program has not begun
+            raise ToolError("the process was lost before its program began", "disconnected") from None
 
     @property
     def _over(self) -> asyncio.Future[Any]:
