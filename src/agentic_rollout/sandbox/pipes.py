@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -16,7 +17,7 @@ _CHUNK_BYTES = 1 << 16
 _CHUNKS_AT_A_TIME = 16  # then the event loop has its turn
 
 
-class _Pipe:
+class _Pipe(ABC):
     """A pipe that the event loop reads.
 
     Attributes:
@@ -44,8 +45,9 @@ class _Pipe:
             asyncio.get_running_loop().remove_reader(self._ours)
             os.close(self._ours)
 
+    @abstractmethod
     def take(self, data: bytes) -> None:
-        raise NotImplementedError
+        """What is done with the next bytes."""
 
     def _read(self) -> None:
         self.drain()
