@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import os
 import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import requests
@@ -17,16 +14,7 @@ from agentic_rollout.sandbox.sandbox import Sandbox
 from agentic_rollout.server.aiohttp_app import build_app
 from agentic_rollout.server.code_service import CodeService
 from agentic_rollout.server.code_settings import CodeServerSettings
-from server.serving import post, running
-
-COMMAND = """
-import argparse, logging, sys
-from agentic_rollout.server import code_cli
-parser = argparse.ArgumentParser()
-code_cli.add_code_arguments(parser)
-logging.basicConfig(level=logging.WARNING)
-sys.exit(code_cli.run_code_server(parser.parse_args()))
-"""
+from server.serving import post, running, server_command
 
 
 @contextmanager
@@ -38,24 +26,9 @@ def code_server(**changes: Any) -> Iterator[str]:
         yield url
 
 
-@contextmanager
-def code_command(*arguments: str, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def code_command(*arguments: str, **environment: str) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
     """The real command in a process of its own; gives it and its address."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "--preload", "", *arguments],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, process.communicate()[1]
-            yield process, json.loads(line)["listening"]
-        finally:
-            process.kill()
+    return server_command("serve-code", "--preload", "", *arguments, **environment)
 
 
 def run_code(url: str, code: str, **fields: Any) -> requests.Response:

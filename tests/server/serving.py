@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +21,7 @@ from agentic_rollout.search.backend import LocalBackend, SearchBackend
 from agentic_rollout.server.app import create_app
 from agentic_rollout.server.settings import ServerSettings
 
+COMMAND = (sys.executable, "-m", "agentic_rollout.cli")
 PLACES = ["Zomel", "Havel", "Rudun", "Tarn", "Isk"]
 PASSAGES = [
     Passage(str(number), f'"{place} river"\nThe river of {place} is R{number}.', f"https://rivers.test/{place}")
@@ -125,6 +130,26 @@ def search_server(
     """Serves `backend`, by default five passages about rivers."""
     with running(lambda: create_app(backend or rivers(), settings or ServerSettings(), **parts)) as url:
         yield url
+
+
+@contextmanager
+def server_command(*arguments: object, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """One of the command's servers, in a process of its own; gives it and its address."""
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    with process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            assert line, process.communicate()[1]
+            yield process, json.loads(line)["listening"]
+        finally:
+            process.kill()
 
 
 def post(url: str, body: Any, **options: Any) -> requests.Response:

@@ -15,8 +15,8 @@ from agentic_rollout.retrieval.index import Hit
 from agentic_rollout.server import cli
 from agentic_rollout.server.ray_app import RaySettings, build_application, merge
 from agentic_rollout.server.settings import ServerSettings
-from server.serving import PASSAGES, get, post
-from server.test_run import COMMAND, options
+from server.serving import COMMAND, PASSAGES, get, post
+from server.test_run import options
 
 
 def hits(*scores: float, shard: str = "") -> list[Hit]:
@@ -56,7 +56,7 @@ def test_shards_on_ray_answer_as_one_corpus_and_end_cleanly(tmp_path: Path) -> N
         port = free.getsockname()[1]
     arguments = ["--ray", "--port", str(port), "--cpus", "0.1", "--replicas", "1", "--token-env", "TOKEN"]
     process = subprocess.Popen(
-        [*COMMAND, *map(str, shards), *arguments],
+        [*COMMAND, "serve-search", *map(str, shards), *arguments],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

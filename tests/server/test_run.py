@@ -4,15 +4,13 @@ import argparse
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import aiohttp
@@ -27,9 +25,7 @@ from agentic_rollout.server import cli
 from agentic_rollout.server.build import open_backend, open_pages
 from agentic_rollout.server.command import warn_if_open
 from agentic_rollout.server.settings import ServerSettings
-from server.serving import PASSAGES, ScriptedBackend, get, post, search_server
-
-COMMAND = (sys.executable, "-m", "agentic_rollout.cli", "serve-search")
+from server.serving import PASSAGES, ScriptedBackend, get, post, search_server, server_command
 
 
 @pytest.fixture(scope="module")
@@ -40,24 +36,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@contextmanager
-def command(*arguments: str | Path, **environment: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def command(*arguments: object, **environment: str) -> AbstractContextManager[tuple[subprocess.Popen[str], str]]:
     """The real command in a process of its own; gives it and its address."""
-    process = subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, **environment},
-    )
-    with process:
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            assert line, process.communicate()[1]
-            yield process, json.loads(line)["listening"]
-        finally:
-            process.kill()
+    return server_command("serve-search", *arguments, **environment)
 
 
 def test_command_serves_and_ends_cleanly(corpus: Path) -> None:

@@ -13,7 +13,7 @@ from agentic_rollout.errors import ToolError
 from agentic_rollout.retrieval.index import Hit
 from agentic_rollout.search.wire import parse_hits
 from agentic_rollout.server.replies import bad_body
-from agentic_rollout.server.routing import parse_object
+from agentic_rollout.server.routing import parse_flag, parse_object
 from agentic_rollout.server.settings import ServerSettings
 
 _MISSING: Final = object()
@@ -65,7 +65,7 @@ def parse_retrieve(body: bytes, settings: ServerSettings) -> RetrieveRequest:
         queries=_queries(fields, settings),
         topk=topk_rerank or topk or settings.topk,
         candidates=candidates or None,
-        return_scores=_flag(fields, "return_scores"),
+        return_scores=parse_flag(fields, "return_scores"),
     )
 
 
@@ -89,7 +89,7 @@ def parse_rerank(body: bytes, settings: ServerSettings) -> RerankRequest:
     if sum(map(len, results)) > settings.max_documents:
         raise bad_body(f"`documents` may hold at most {settings.max_documents} documents")
     topk = _count(fields, "rerank_topk", settings.max_topk) or settings.topk
-    return RerankRequest(queries, results, topk, _flag(fields, "return_scores"))
+    return RerankRequest(queries, results, topk, parse_flag(fields, "return_scores"))
 
 
 def parse_access(body: bytes, settings: ServerSettings) -> list[str]:
@@ -131,10 +131,3 @@ def _count(fields: dict[str, Any], name: str, limit: int) -> int:
     if type(value) is not int or not 0 <= value <= limit:
         raise bad_body(f"`{name}` must be null or a whole number from 0 to {limit}")
     return value
-
-
-def _flag(fields: dict[str, Any], name: str) -> bool:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise bad_body(f"`{name}` must be true or false")
-    return bool(value)

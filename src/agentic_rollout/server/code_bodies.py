@@ -24,7 +24,7 @@ from agentic_rollout.sandbox.execution import Program
 from agentic_rollout.sandbox.results import RunResult, RunStatus
 from agentic_rollout.server.code_settings import CodeServerSettings
 from agentic_rollout.server.replies import RefusedError, bad_body
-from agentic_rollout.server.routing import parse_object
+from agentic_rollout.server.routing import parse_flag, parse_object
 
 IDENTIFIER = re.compile(r"[\w.-]{1,128}", re.ASCII)
 
@@ -68,13 +68,13 @@ def parse_run_code(body: bytes, settings: CodeServerSettings) -> RunRequest:
         files=_files(fields, settings),
         fetch_files=_fetch_files(fields, settings),
         timeout_s=_seconds(fields, "run_timeout", settings) or settings.sandbox.wall_time_s,
-        want_value=_flag(fields, "want_value"),
+        want_value=parse_flag(fields, "want_value"),
     )
     request = RunRequest(
         program=program,
         memory_limit_mb=_memory_limit(fields, settings),
         session_id=_identifier(fields, "session_id"),
-        continue_session=_flag(fields, "continue_session"),
+        continue_session=parse_flag(fields, "continue_session"),
         run_id=_identifier(fields, "run_id"),
     )
     if request.session_id is not None and request.memory_limit_mb is not None:
@@ -133,13 +133,6 @@ def _text(fields: dict[str, Any], name: str) -> str | None:
     if value is not None and not isinstance(value, str):
         raise bad_body(f"`{name}` must be null or a text")
     return value
-
-
-def _flag(fields: dict[str, Any], name: str) -> bool:
-    value = fields.get(name)
-    if value is not None and not isinstance(value, bool):
-        raise bad_body(f"`{name}` must be true or false")
-    return bool(value)
 
 
 def _identifier(fields: dict[str, Any], name: str) -> str | None:

@@ -196,3 +196,15 @@ def parse_object(body: bytes) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise bad_body("the body must be a JSON object")
     return fields
+
+
+def parse_flag(fields: Mapping[str, Any], name: str) -> bool:
+    """A field that is true or false; false where it is null or missing.
+
+    Raises:
+        RefusedError: 422; it names the field.
+    """
+    value = fields.get(name)
+    if value is not None and not isinstance(value, bool):
+        raise bad_body(f"`{name}` must be true or false")
+    return bool(value)

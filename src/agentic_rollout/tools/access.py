@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
@@ -10,9 +9,10 @@ from cachetools import TTLCache
 from pydantic import Field, StrictInt
 
 from agentic_rollout.config import Settings
-from agentic_rollout.errors import SettingsError, ToolError
+from agentic_rollout.errors import ToolError
 from agentic_rollout.retrieval.corpus import open_corpus
-from agentic_rollout.search.http import HttpClient, HttpSettings
+from agentic_rollout.search.build import read_secret
+from agentic_rollout.search.http import HttpClient, HttpSettings, split_url
 from agentic_rollout.search.pages import CorpusPages, Page, PageStore, RemotePages
 from agentic_rollout.search.web import WebPages, WebSettings
 from agentic_rollout.tools.base import BaseTool, ToolContext
@@ -116,17 +116,12 @@ def _open_source(settings: AccessSettings, key: str) -> PageStore:
     if settings.source == "web":
         return WebPages(settings.web)
     if settings.source.startswith(("http://", "https://")):
-        return RemotePages(
-            HttpClient("the page server", settings.source, settings.http, headers=_headers(settings, key))
-        )
+        url = split_url(settings.source, f"{key}.source").geturl()
+        return RemotePages(HttpClient("the page server", url, settings.http, headers=_headers(settings, key)))
     return CorpusPages(open_corpus(settings.source))
 
 
 def _headers(settings: AccessSettings, key: str) -> dict[str, str]:
     if settings.token_env is None:
         return {}
-    token = os.environ.get(settings.token_env)
-    if not token:
-        expected = "the name of an environment variable that holds the token"
-        raise SettingsError(f"{key}.token_env", settings.token_env, expected, "Set the variable in every worker.")
-    return {"Authorization": f"Bearer {token}"}
+    return {"Authorization": f"Bearer {read_secret(settings.token_env, f'{key}.token_env')}"}
