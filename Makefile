@@ -1,4 +1,5 @@
 # `make demo` and `make test` set up everything they need, from a fresh clone on.
+TASK ?= search
 SEED ?= 0
 STEPS ?= 30
 OUT ?= outputs/demo
@@ -13,8 +14,8 @@ LOCK = $(BIN)/uv pip compile --quiet --python-platform x86_64-manylinux_2_28 --p
 setup:            ## the environment in .venv/
 	@scripts/install.sh .venv constraints/verl06-cpu.txt
 
-demo: setup       ## train a tiny model to search: make demo SEED=1 STEPS=40 SEARCH=http
-	@$(BIN)/agentic-rollout demo --seed $(SEED) --steps $(STEPS) --search $(SEARCH) --out $(OUT)
+demo: setup       ## train a tiny model to search, or to compute with code: make demo TASK=code SEED=1 STEPS=40
+	@$(BIN)/agentic-rollout demo --task $(TASK) --seed $(SEED) --steps $(STEPS) --search $(SEARCH) --out $(OUT)
 
 ablation: setup   ## the demo with and without the observation mask, three seeds each
 	@$(BIN)/python bench/ablation.py

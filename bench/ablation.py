@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 PANELS = [
     ("validation exact match", "/em/mean"),
-    ("searches per question", "/searches/mean"),
+    ("searches per question", "/tool_calls/mean"),
     ("policy loss", "actor/pg_loss"),
     ("KL to the reference (in the loss)", "actor/kl_loss"),
     ("entropy", "actor/entropy"),

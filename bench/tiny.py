@@ -52,9 +52,10 @@ def build_llm(model: str | None, folder: Path, *, max_model_len: int, seed: int 
 
 def write_tiny_model(folder: Path, seed: int) -> Path:
     """Writes the demo's untrained model and its tokenizer to `folder`."""
-    from agentic_rollout.demo.model import build_model, build_tokenizer, tokenizer_texts
+    from agentic_rollout.demo.model import build_model, build_tokenizer
+    from agentic_rollout.demo.search_task import search_language
 
-    tokenizer = build_tokenizer(tokenizer_texts(seed), folder)
+    tokenizer = build_tokenizer(search_language(seed), folder)
     build_model(tokenizer, seed).save_pretrained(folder)
     return folder
 

@@ -31,12 +31,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="agentic-rollout", description="Multi-turn tool use inside verl's rollout.")
     parser.add_argument("--verbose", action="store_true", help="log what is being done")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
-    demo = commands.add_parser("demo", help="train a tiny model to search, on two CPU cores")
+    demo = commands.add_parser("demo", help="train a tiny model to use a tool, on two CPU cores")
+    demo.add_argument("--task", choices=["search", "code"], default="search", help="what to learn (default: search)")
     demo.add_argument("--seed", type=int, default=0)
     demo.add_argument("--steps", type=int, default=30, help="training steps (default: 30)")
     demo.add_argument("--out", type=Path, default=Path("outputs/demo"))
     demo.add_argument(
-        "--search", choices=["embedded", "http"], default="embedded", help="http asks a search server over the corpus"
+        "--search",
+        choices=["embedded", "http"],
+        default="embedded",
+        help="of task search: http asks a search server",
     )
     demo.add_argument(
         "--mask-observations",
@@ -115,6 +119,7 @@ def _demo(options: argparse.Namespace) -> int:
     from agentic_rollout.demo.run import DemoSettings, run_demo
 
     settings = DemoSettings(
+        task=options.task,
         seed=options.seed,
         steps=options.steps,
         mask_observations=options.mask_observations,

@@ -53,7 +53,7 @@ def test_metrics_file_is_read(tmp_path: Path) -> None:
 
 def test_summary_has_the_documented_keys(tmp_path: Path) -> None:
     Summary("0.6.1", "search", 1, 0.3, 0.9, 1.0, math.nan, 6.5, 30, False, True, "http").write(
-        tmp_path / "summary.json"
+        tmp_path / "summary.json", calls="searches"
     )
     summary = orjson.loads((tmp_path / "summary.json").read_bytes())
     documented = (
@@ -61,6 +61,7 @@ def test_summary_has_the_documented_keys(tmp_path: Path) -> None:
     )
     assert set(documented) <= set(summary)
     assert summary["rollout_probs_diff_max"] is None
+    assert summary["searches_per_question"] == 1.0
 
 
 def record(index: int, step: int, *, searched: bool) -> dict[str, Any]:

@@ -142,9 +142,10 @@ class LLMSubject:
 
 def write_tiny_model(folder: str, seed: int = 0) -> str:
     """Writes an untrained model of half a million weights and its tokenizer."""
-    from agentic_rollout.demo.model import build_model, build_tokenizer, tokenizer_texts
+    from agentic_rollout.demo.model import build_model, build_tokenizer
+    from agentic_rollout.demo.search_task import search_language
 
-    tokenizer = build_tokenizer(tokenizer_texts(0, places=400), Path(folder))
+    tokenizer = build_tokenizer(search_language(0, places=400), Path(folder))
     build_model(tokenizer, seed).save_pretrained(folder)
     return folder
 

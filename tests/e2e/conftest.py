@@ -1,4 +1,4 @@
-"""A small world, a briefly trained model, and verl's stock trainer as a subprocess."""
+"""Small tasks, briefly trained models, and verl's stock trainer as a subprocess."""
 
 from __future__ import annotations
 
@@ -8,11 +8,16 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
 from agentic_rollout.config import AGENT_KEY
 from agentic_rollout.demo.prepare import DemoFiles
+
+if TYPE_CHECKING:
+    from agentic_rollout.demo.task import Task
+    from agentic_rollout.demo.warmstart import Phase
 
 
 @dataclass(frozen=True)
@@ -29,19 +34,33 @@ RunTrainer = Callable[..., TrainerResult]
 
 @pytest.fixture(scope="session")
 def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
-    from agentic_rollout.demo.model import build_model, build_tokenizer, tokenizer_texts
-    from agentic_rollout.demo.warmstart import PHASES, Practice, Trainer, save
-    from agentic_rollout.demo.world import build_world, write_corpus, write_questions
+    from agentic_rollout.demo.search_task import SearchTask
+    from agentic_rollout.demo.warmstart import PHASES
 
-    task = DemoFiles(tmp_path_factory.mktemp("tiny"))
-    world = build_world(0, entities=16)
-    write_corpus(world, task.corpus)
-    write_questions(world, task.train, task.validation)
-    tokenizer = build_tokenizer(tokenizer_texts(0), task.model)
+    return _write_task(SearchTask(0, entities=16), PHASES[1:2], 120, tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def tiny_code_task(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
+    from agentic_rollout.demo.code_task import CodeTask
+    from agentic_rollout.demo.warmstart import PHASES
+
+    return _write_task(CodeTask(0), PHASES[:2], 240, tmp_path_factory.mktemp("tiny_code"))
+
+
+def _write_task(task: Task, phases: Sequence[Phase], steps: int, folder: Path) -> DemoFiles:
+    from agentic_rollout.demo.model import build_model, build_tokenizer
+    from agentic_rollout.demo.task import write_questions
+    from agentic_rollout.demo.warmstart import Practice, Trainer, save
+
+    files = DemoFiles(folder)
+    task.write_files(folder)
+    write_questions(task, files.train, files.validation)
+    tokenizer = build_tokenizer(task.language(), files.model)
     model = build_model(tokenizer, 0)
-    Trainer(model, Practice(tokenizer, world, 0), progress=False).train(PHASES[1:2], 120)
-    save(model, tokenizer, task.model)
-    return task
+    Trainer(model, Practice(tokenizer, task, 0), progress=False).train(phases, steps)
+    save(model, tokenizer, files.model)
+    return files
 
 
 @pytest.fixture
@@ -60,14 +79,16 @@ def search_server(tiny_task: DemoFiles) -> Iterator[str]:
 def run_trainer(tiny_task: DemoFiles, tmp_path: Path) -> RunTrainer:
     from agentic_rollout.demo.train import TrainerRun, read_metrics
 
-    def run(name: str, overrides: Sequence[str], *, base: str = "demo_search") -> TrainerResult:
-        """Runs `base` on the tiny task with checkpoints and traces in a folder of the test's own."""
+    def run(
+        name: str, overrides: Sequence[str], *, base: str = "demo_search", task: DemoFiles = tiny_task
+    ) -> TrainerResult:
+        """Runs `base` on a tiny task with checkpoints and traces in a folder of the test's own."""
         folder = tmp_path / name
         settings = [
-            f"data.train_files={tiny_task.train}",
-            f"data.val_files={tiny_task.validation}",
-            f"actor_rollout_ref.model.path={tiny_task.model}",
-            f"{AGENT_KEY}.tools.search.source={tiny_task.corpus}",
+            f"data.train_files={task.train}",
+            f"data.val_files={task.validation}",
+            f"actor_rollout_ref.model.path={task.model}",
+            *([f"{AGENT_KEY}.tools.search.source={task.corpus}"] if task.corpus.is_file() else []),
             f"+{AGENT_KEY}.trace_dir={folder / 'trajectories'}",
             "data.train_batch_size=8",
             "actor_rollout_ref.actor.ppo_mini_batch_size=8",

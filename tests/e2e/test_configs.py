@@ -15,7 +15,8 @@ pytestmark = [
     pytest.mark.filterwarnings("default"),  # verl, Ray and vLLM warn on import
 ]
 
-PATHS = ["actor_rollout_ref.model.path=model", "actor_rollout_ref.rollout.engine_kwargs.agent.tools.search.source=c"]
+PATHS = ["actor_rollout_ref.model.path=model"]
+SEARCHED = ["actor_rollout_ref.rollout.engine_kwargs.agent.tools.search.source=corpus.jsonl"]
 
 
 def compose(name: str, overrides: list[str]):
@@ -28,17 +29,26 @@ def compose(name: str, overrides: list[str]):
         return compose(name, [search_path, *PATHS, *overrides])
 
 
-@pytest.mark.parametrize("name", ["search_grpo", "search_ppo", "demo_search"])
-def test_recipe_is_valid_for_verl_and_for_us(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "tool"),
+    [
+        ("search_grpo", "search"),
+        ("search_ppo", "search"),
+        ("demo_search", "search"),
+        ("code_grpo", "python"),
+        ("demo_code", "python"),
+    ],
+)
+def test_recipe_is_valid_for_verl_and_for_us(name: str, tool: str) -> None:
     from verl.trainer.ppo.utils import need_critic
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    config = compose(name, [])
+    config = compose(name, SEARCHED if tool == "search" else [])
     assert (config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.rollout.mode) == ("agent", "sync")
     validate_config(config, use_reference_policy=True, use_critic=need_critic(config))
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     settings = build_settings(AgentSettings, config.actor_rollout_ref.rollout.engine_kwargs.agent)
-    assert settings.tools["search"]["type"] == "search"
+    assert {name: tool["type"] for name, tool in settings.tools.items()} == {tool: tool}
     assert settings.mask_observations
 
 

@@ -120,6 +120,15 @@ def test_ppo_with_critic_gae_and_kl_in_the_reward(run_trainer: RunTrainer, tiny_
     assert max(metrics["critic/score/max"] for metrics in result.metrics.values()) == 1.0
 
 
+def test_programs_of_the_policy_run_in_the_workers_sandbox(run_trainer: RunTrainer, tiny_code_task: DemoFiles) -> None:
+    result = run_trainer("code", [], base="demo_code", task=tiny_code_task)
+    check_trained(result, {1, 2}, rows=32)
+    records = [record for step in (1, 2) for record in traced(result, "train", step)]
+    calls = [call for record in records for call in record["tool_calls"]]
+    assert {(call["name"], call["status"]) for call in calls} == {("python", "ok")}
+    assert any(record["answer"] == call["text"] for record in records for call in record["tool_calls"])
+
+
 def test_lora_adapters_reach_the_sampler(run_trainer: RunTrainer) -> None:
     result = run_trainer(
         "lora",

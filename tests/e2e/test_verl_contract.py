@@ -97,7 +97,7 @@ def test_the_reward_manager_scores_the_answer_that_was_sampled() -> None:
     assert result["reward_tensor"].sum(dim=1).tolist() == [1.0, 1.0, 0.0, 0.0]
     rewarded = result["reward_tensor"] != 0
     assert (batch.batch["response_mask"][rewarded] == 1).all()  # the reward is on a sampled token
-    assert result["reward_extra_info"]["searches"] == [0.0, 1.0, 1.0, 0.0]
+    assert result["reward_extra_info"]["tool_calls"] == [0.0, 1.0, 1.0, 0.0]
 
 
 @pytest.mark.parametrize("estimator", ["grpo", "gae", "rloo", "reinforce_plus_plus_baseline", "opo", "grpo_vectorized"])

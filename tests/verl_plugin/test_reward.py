@@ -23,7 +23,7 @@ def test_right_answer_is_scored_with_its_facts() -> None:
         "f1": 1.0,
         "format": 1.0,
         "answered": 1.0,
-        "searches": 3.0,
+        "tool_calls": 3.0,
         "failed_tool_calls": 1.0,
     }
 

@@ -1,40 +1,24 @@
-"""The demo's language model: a byte-level BPE of some 450 tokens, and a small Qwen2.
+"""The demo's language model: a byte-level BPE of at most 512 tokens, and a small Qwen2.
 
-The tokenizer is made for copying: a name is spelled by the same tokens wherever it stands, after
+The tokenizer is made for copying: a name, or a number, is spelled by the same tokens wherever it stands, after
 a tag, a space or a quote. The tags are added tokens, yet not special ones: those are dropped when
 a reward function decodes a response with `skip_special_tokens=True`.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Iterable
 from pathlib import Path
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from agentic_rollout.demo.world import information, invent_place, question
+from agentic_rollout.demo.task import Language
 
 MAX_VOCABULARY = 512  # all in all: bytes, merges, tags and special tokens
 MAX_POSITIONS = 1024
 END_TOKEN = "<|endoftext|>"
 PAD_TOKEN = "<|pad|>"
-TAGS = (
-    "<think>",
-    "</think>",
-    "<search>",
-    "</search>",
-    "<information>",
-    "</information>",
-    "<answer>",
-    "</answer>",
-)
-
-# A lower-case word takes its leading space along; a capitalised one leaves it behind, so that a
-# name has one spelling. What lies between words is a piece of its own.
-_PIECE = r" ?[a-z]+|[A-Z][a-z]*"
 
 # Keeps merges from gluing the two halves of single names together, see `world.invent_names`.
 _MIN_FREQUENCY = 100
@@ -47,39 +31,25 @@ _CHAT_TEMPLATE = (
 )
 
 
-def tokenizer_texts(seed: int, places: int = 2400) -> list[str]:
-    """Return questions and search results to train the tokenizer on.
-
-    They read like the world's and are about other places: a name that came again and again would
-    end up as one token, which a warm start on other names could never teach.
-    """
-    rng = random.Random(seed)
-    texts = []
-    for facts in (invent_place(rng) for _ in range(places)):
-        found = rng.sample(facts, 3)
-        texts += [f"Question: {question(found[0])}\n", information(found)]
-    return texts
-
-
-def build_tokenizer(texts: Iterable[str], out_dir: Path) -> PreTrainedTokenizerFast:
-    """Train the tokenizer on `texts` and save it, its chat template included, in `out_dir`."""
+def build_tokenizer(language: Language, out_dir: Path) -> PreTrainedTokenizerFast:
+    """Train the tokenizer for the language and save it, its chat template included, in `out_dir`."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(_PIECE), behavior="isolated"),
+            pre_tokenizers.Split(Regex(language.pieces), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
     backend.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=MAX_VOCABULARY - len(TAGS),
+        vocab_size=MAX_VOCABULARY - len(language.tags),
         min_frequency=_MIN_FREQUENCY,
         special_tokens=[END_TOKEN, PAD_TOKEN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
-    backend.train_from_iterator(texts, trainer)
-    backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in TAGS])
+    backend.train_from_iterator(language.texts, trainer)
+    backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in language.tags])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=END_TOKEN,

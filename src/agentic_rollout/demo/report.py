@@ -20,7 +20,7 @@ from agentic_rollout.trace import read_trace
 Metrics = Mapping[int, dict[str, float]]
 
 VALIDATION_EM = "/em/mean"
-VALIDATION_SEARCHES = "/searches/mean"
+VALIDATION_CALLS = "/tool_calls/mean"
 DRIFT = "training/rollout_probs_diff_max"
 PHASES = {
     "rollout": "timing_s/gen",
@@ -33,23 +33,26 @@ PHASES = {
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """What `summary.json` holds."""
+    """What `summary.json` holds. There, `calls_per_question` is named for the calls: `searches_per_question`, say."""
 
     verl: str
     task: str
     seed: int
     em_before: float
     em_after: float
-    searches_per_question: float
+    calls_per_question: float
     rollout_probs_diff_max: float
     minutes: float
     steps: int
     mask_observations: bool
     warm_start_reused: bool
-    search: str
+    search: str | None  # where searches went; None for a task that does not search
 
-    def write(self, path: Path) -> None:
-        path.write_bytes(orjson.dumps(asdict(self), option=orjson.OPT_INDENT_2) + b"\n")
+    def write(self, path: Path, *, calls: str) -> None:
+        """Writes the file; `calls` is what calls of the task's tool are called, such as searches."""
+        renamed = {"calls_per_question": f"{calls}_per_question"}
+        values = {renamed.get(key, key): value for key, value in asdict(self).items()}
+        path.write_bytes(orjson.dumps(values, option=orjson.OPT_INDENT_2) + b"\n")
 
 
 def validation_curve(metrics: Metrics, fragment: str = VALIDATION_EM) -> list[tuple[int, float]]:
@@ -63,7 +66,7 @@ def largest_drift(metrics: Metrics) -> float:
     return max((row[DRIFT] for row in metrics.values() if DRIFT in row), default=math.nan)
 
 
-def results_table(summary: Summary, metrics: Metrics) -> Table:
+def results_table(summary: Summary, metrics: Metrics, *, calls: str) -> Table:
     """Before and after, and where the time went."""
     table = Table(title="What reinforcement learning changed", title_justify="left")
     table.add_column("")
@@ -71,7 +74,7 @@ def results_table(summary: Summary, metrics: Metrics) -> Table:
         table.add_column(column, justify="right")
     rows = {
         "validation exact match": VALIDATION_EM,
-        "searches per question": VALIDATION_SEARCHES,
+        f"{calls} per question": VALIDATION_CALLS,
         "turns per question": "val-aux/num_turns/mean",
         "well-formed trajectories": "/format/mean",
     }
@@ -91,7 +94,7 @@ def results_table(summary: Summary, metrics: Metrics) -> Table:
 
 
 def pick_trajectories(traces: Path) -> list[dict[str, Any]]:
-    """One question before and after training, if there is one that was guessed at first and searched for in the end."""
+    """One question before and after training: guessed at first and asked of the tool in the end, if there is one."""
     files = sorted((traces / "validate").glob("step_*_rank_0.jsonl"))
     guessed = {row["index"]: row for row in read_trace(files[0]) if not row["tool_calls"]}
     last = list(read_trace(files[-1]))
@@ -117,9 +120,9 @@ def trajectory_panel(record: Mapping[str, Any]) -> Panel:
     return Panel(Group(text, Text(), legend), title=title, title_align="left")
 
 
-def show(console: Console, summary: Summary, metrics: Metrics, traces: Path) -> None:
+def show(console: Console, summary: Summary, metrics: Metrics, traces: Path, *, calls: str) -> None:
     """Prints the table and two trajectories."""
-    console.print(results_table(summary, metrics))
+    console.print(results_table(summary, metrics, calls=calls))
     for record in pick_trajectories(traces):
         console.print(trajectory_panel(record))
 

@@ -1,13 +1,13 @@
 """The warm start: supervised practice that leaves reinforcement learning one thing to find out.
 
-Afterwards the model writes well-formed turns, turns a question into a query, and copies the answer
-out of what it has read. It searches in only about a third of its trajectories and guesses in the
-others, so that searching is what is left to be rewarded.
+Afterwards the model writes well-formed turns, turns a question into a call of its tool, and copies the
+answer out of what it has read. It calls the tool in only about a third of its trajectories and guesses
+in the others, so that calling it is what is left to be rewarded.
 
-The practice has three phases. Restating a list of names and asking for what was asked come first: a
-model that copies before it can ask may end up asking for one and the same attribute for ever. Then
-come whole trajectories most of which search, and last those that search as seldom as the policy
-is meant to. Every sequence is about a place invented for it alone: nothing but copying helps.
+The practice has three phases. Copying and making the call come first: a model that copies
+before it can ask may end up asking for one and the same thing for ever. Then come whole trajectories
+most of which call the tool, and last those that call it as seldom as the policy is meant to. Every
+sequence is about a question made up for it alone: nothing but copying helps.
 """
 
 from __future__ import annotations
@@ -22,29 +22,18 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 
-import bm25s
 import torch
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from agentic_rollout.demo.world import (
-    Fact,
-    World,
-    document,
-    information,
-    invent_names,
-    invent_place,
-    query,
-    question,
-)
+from agentic_rollout.demo.task import ANSWER_TAGS, Question, Task, render_answer
 from agentic_rollout.errors import AgenticRolloutError
 
 logger = logging.getLogger(__name__)
 
-DOCUMENTS_PER_SEARCH = 3
 SAMPLES_PER_QUESTION = 4
-QUERY_EXACT_NEEDED = 0.95
+CALL_EXACT_NEEDED = 0.95
 ANSWER_EXACT_NEEDED = 0.95
 EXACT_MATCH_NEEDED = (0.2, 0.5)  # there is something to reward, and something left to learn
 MAX_EXTRA_CHUNKS = 3
@@ -55,10 +44,8 @@ _DECAY_FROM = 0.6  # the share of the steps after which the learning rate falls,
 _LAST_LEARNING_RATE_FACTOR = 0.03
 _WARMUP_STEPS = 30
 _MAX_GRADIENT_NORM = 1.0
-_MAX_RESTATED_NAMES = 6
 _NOT_SAMPLED = -100  # the label of a token that is not the model's, which `cross_entropy` skips
-_MAX_TURN_TOKENS = 16
-_MAX_SEARCHES = 2
+_MAX_CALLS = 2
 
 
 class WarmStartError(AgenticRolloutError):
@@ -68,10 +55,10 @@ class WarmStartError(AgenticRolloutError):
 class Exercise(StrEnum):
     """What a sequence practises."""
 
-    RESTATE = "restate"  # a list of names, and the same list again
-    ASK = "ask"  # a question and its search turn
-    SEARCH = "search"  # a whole trajectory: question, search turn, information, answer turn
-    GUESS = "guess"  # a whole trajectory: question, answer turn with an invented name
+    COPY = "copy"  # a text, and one copied from it
+    CALL = "call"  # a question and its call
+    SOLVE = "solve"  # a whole trajectory: question, call, observation, answer turn
+    GUESS = "guess"  # a whole trajectory: question, answer turn with an invented answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +70,9 @@ class Phase:
 
 
 PHASES = (
-    Phase(0.25, {Exercise.RESTATE: 0.5, Exercise.ASK: 0.5}),
-    Phase(0.35, {Exercise.ASK: 0.15, Exercise.SEARCH: 0.70, Exercise.GUESS: 0.15}),
-    Phase(0.40, {Exercise.SEARCH: 0.37, Exercise.GUESS: 0.63}),
+    Phase(0.25, {Exercise.COPY: 0.5, Exercise.CALL: 0.5}),
+    Phase(0.35, {Exercise.CALL: 0.15, Exercise.SOLVE: 0.70, Exercise.GUESS: 0.15}),
+    Phase(0.40, {Exercise.SOLVE: 0.37, Exercise.GUESS: 0.63}),
 )
 
 
@@ -93,9 +80,9 @@ PHASES = (
 class WarmStartReport:
     """What the model does on the validation questions at temperature 1; shares in 0..1."""
 
-    query_exact: float  # of the search turns, those that ask for just what the question does
-    answer_exact: float  # of the turns after the right passage, those that answer with its value
-    search_rate: float  # of the trajectories sampled from the start, those that search
+    call_exact: float  # of the turns that begin a call, those that make just the right one
+    answer_exact: float  # of the turns after the right call, those that answer with what it found
+    call_rate: float  # of the trajectories sampled from the start, those that call the tool
     exact_match: float  # of the same trajectories, those that end in the right answer
     steps: int = 0  # taken by the optimiser
     seconds: float = 0.0  # of training and evaluation together
@@ -103,7 +90,7 @@ class WarmStartReport:
     def shortfalls(self) -> list[str]:
         """Name every figure out of its bounds, with the bounds; empty when the gate is passed."""
         gate = {
-            "query_exact": (self.query_exact, QUERY_EXACT_NEEDED, 1.0),
+            "call_exact": (self.call_exact, CALL_EXACT_NEEDED, 1.0),
             "answer_exact": (self.answer_exact, ANSWER_EXACT_NEEDED, 1.0),
             "exact_match": (self.exact_match, *EXACT_MATCH_NEEDED),
         }
@@ -115,7 +102,7 @@ class WarmStartReport:
 
 
 def warm_start(
-    world: World,
+    task: Task,
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
     *,
@@ -132,11 +119,11 @@ def warm_start(
         WarmStartError: the gate is not passed after the last chunk.
     """
     started = time.monotonic()
-    practice = Practice(tokenizer, world, seed)
+    practice = Practice(tokenizer, task, seed)
     trainer = Trainer(model, practice, progress=progress)
     trainer.train(PHASES, steps)
     for chunk in range(MAX_EXTRA_CHUNKS + 1):
-        report = evaluate(model, tokenizer, world, seed=seed)
+        report = evaluate(model, tokenizer, task, seed=seed)
         report = replace(report, steps=trainer.steps, seconds=time.monotonic() - started)
         shortfalls = report.shortfalls()
         logger.info("warm start after %d steps: %s", trainer.steps, report)
@@ -159,11 +146,11 @@ class Segment:
 
 
 class Practice:
-    """Makes up exercises, each about a place of its own that is not in the world."""
+    """Makes up exercises, each about a question of its own that the task does not ask."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerFast, world: World, seed: int) -> None:
+    def __init__(self, tokenizer: PreTrainedTokenizerFast, task: Task, seed: int) -> None:
         self._tokenizer = tokenizer
-        self._taken = world.names
+        self._task = task
         self._rng = random.Random(seed)
 
     def batch(self, weights: Mapping[Exercise, float], size: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -186,23 +173,19 @@ class Practice:
         return _pad_right(ids, pad_id, longest), _pad_right(labels, _NOT_SAMPLED, longest)
 
     def _exercise(self, kind: Exercise) -> list[Segment]:
-        if kind is Exercise.RESTATE:
-            count = self._rng.randint(2, _MAX_RESTATED_NAMES)
-            names = " ".join(self._invent(count)) + "\n"
-            return [Segment(names, sampled=False), Segment(names, sampled=True)]
-        place = invent_place(self._rng, self._taken)
-        fact, *others = self._rng.sample(place, DOCUMENTS_PER_SEARCH)
-        prompt = Segment(render_prompt(self._tokenizer, fact), sampled=False)
+        if kind is Exercise.COPY:
+            given, copied = self._task.copying(self._rng)
+            return [Segment(given, sampled=False), Segment(copied, sampled=True)]
+        example = self._task.example(self._rng)
+        asked = example.question
+        prompt = Segment(render_prompt(self._tokenizer, asked), sampled=False)
         if kind is Exercise.GUESS:
-            return [prompt, Segment(render_answer(self._invent(1)[0]), sampled=True)]
-        search = Segment(render_search(fact), sampled=True)
-        if kind is Exercise.ASK:
-            return [prompt, search]
-        read = [Segment(text, sampled=False) for text in render_observation([fact, *others])]
-        return [prompt, search, *read, Segment(render_answer(fact.value), sampled=True)]
-
-    def _invent(self, count: int) -> list[str]:
-        return invent_names(self._rng, count, self._taken)
+            return [prompt, Segment(render_answer(self._task.guess(self._rng)), sampled=True)]
+        call = Segment(self._task.render_call(asked.call), sampled=True)
+        if kind is Exercise.CALL:
+            return [prompt, call]
+        read = [Segment(text, sampled=False) for text in self._task.render_observation(example.observation)]
+        return [prompt, call, *read, Segment(render_answer(asked.answer), sampled=True)]
 
 
 class Trainer:
@@ -250,30 +233,29 @@ class Trainer:
 def evaluate(
     model: Qwen2ForCausalLM,
     tokenizer: PreTrainedTokenizerFast,
-    world: World,
+    task: Task,
     *,
     seed: int = 0,
     samples_per_question: int = SAMPLES_PER_QUESTION,
 ) -> WarmStartReport:
-    """Measure the policy on the validation questions, with a BM25 search over the world's corpus.
+    """Measure the policy on the task's validation questions.
 
-    Everything is sampled at temperature 1: greedy decoding makes a policy that searches in a third
+    Everything is sampled at temperature 1: greedy decoding makes a policy that calls its tool in a third
     of its trajectories look as if it never did. The caller's random state is left as it was.
     """
-    sampler = Sampler(model, tokenizer)
-    index = SearchIndex(world)
-    facts = world.validation
-    asked = facts * samples_per_question
+    sampler = Sampler(model, tokenizer, task)
+    questions = task.validation
+    asked = [*questions] * samples_per_question
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        query_exact = _measure_queries(sampler, facts)
-        answer_exact = _measure_answers(sampler, index, facts)
-        rollouts = _roll_out(sampler, index, [sampler.encode_prompt(fact) for fact in asked])
-    right = [rollout.answer == fact.value for rollout, fact in zip(rollouts, asked, strict=True)]
+        call_exact = _measure_calls(sampler, questions)
+        answer_exact = _measure_answers(sampler, questions)
+        rollouts = _roll_out(sampler, asked)
+    right = [rollout.answer == question.answer for rollout, question in zip(rollouts, asked, strict=True)]
     return WarmStartReport(
-        query_exact=query_exact,
+        call_exact=call_exact,
         answer_exact=answer_exact,
-        search_rate=_share([rollout.searches > 0 for rollout in rollouts]),
+        call_rate=_share([rollout.calls > 0 for rollout in rollouts]),
         exact_match=_share(right),
     )
 
@@ -284,40 +266,28 @@ def save(model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, path: Path
     tokenizer.save_pretrained(path)
 
 
-class SearchIndex:
-    """BM25 over the world's documents."""
-
-    def __init__(self, world: World) -> None:
-        self._facts = world.facts
-        self._retriever = bm25s.BM25(backend="numpy")
-        documents = [document(fact) for fact in world.facts]
-        self._retriever.index(bm25s.tokenize(documents, show_progress=False), show_progress=False)
-
-    def search(self, text: str) -> list[Fact]:
-        """Return the facts of the best `DOCUMENTS_PER_SEARCH` passages, best first."""
-        tokens = bm25s.tokenize([text], return_ids=False, show_progress=False)
-        found, _ = self._retriever.retrieve(
-            tokens, k=DOCUMENTS_PER_SEARCH, show_progress=False, backend_selection="numpy"
-        )
-        return [self._facts[int(position)] for position in found[0]]
-
-
 class Sampler:
     """Samples turns at temperature 1, a batch at a time."""
 
-    def __init__(self, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> None:
+    def __init__(self, model: Qwen2ForCausalLM, tokenizer: PreTrainedTokenizerFast, task: Task) -> None:
+        self.task = task
         self._model = model
         self._tokenizer = tokenizer
         self._pad_id = _token_id(tokenizer, str(tokenizer.pad_token))
-        self._stop_ids = [_token_id(tokenizer, token) for token in ("</search>", "</answer>", str(tokenizer.eos_token))]
+        stops = (f"</{task.tool_tag}>", ANSWER_TAGS[1], str(tokenizer.eos_token))
+        self._stop_ids = [_token_id(tokenizer, token) for token in stops]
 
     def encode(self, *texts: str) -> list[int]:
         """Return the token ids of texts that are tokenised one by one."""
         return [token for ids in encode(self._tokenizer, texts) for token in ids]
 
-    def encode_prompt(self, fact: Fact) -> list[int]:
-        """Return the token ids of the prompt that asks for the fact."""
-        return self.encode(render_prompt(self._tokenizer, fact))
+    def encode_prompt(self, question: Question) -> list[int]:
+        """Return the token ids of the prompt that asks the question."""
+        return self.encode(render_prompt(self._tokenizer, question))
+
+    def encode_observed(self, turn: str, call: str) -> list[int]:
+        """Return the token ids of a turn that makes the call, and of what the tool shows."""
+        return self.encode(turn, *self.task.render_observation(self.task.observe(call)))
 
     @torch.inference_mode()
     def sample(self, contexts: Sequence[list[int]]) -> list[str]:
@@ -336,7 +306,7 @@ class Sampler:
             temperature=1.0,
             top_k=0,
             top_p=1.0,
-            max_new_tokens=_MAX_TURN_TOKENS,
+            max_new_tokens=self.task.max_turn_tokens,
             eos_token_id=self._stop_ids,
             pad_token_id=self._pad_id,
         )
@@ -344,67 +314,54 @@ class Sampler:
         return [str(text) for text in texts]
 
 
-def _measure_queries(sampler: Sampler, facts: Sequence[Fact]) -> float:
-    """Return how many of the search turns, once begun, ask for just the fact."""
-    turns = sampler.sample([sampler.encode_prompt(f) + sampler.encode("<search>") for f in facts])
-    return _share(["<search>" + turn == render_search(fact) for turn, fact in zip(turns, facts, strict=True)])
+def _measure_calls(sampler: Sampler, questions: Sequence[Question]) -> float:
+    """Return how many of the calls, once begun, are the right one."""
+    opening = f"<{sampler.task.tool_tag}>"
+    turns = sampler.sample([sampler.encode_prompt(question) + sampler.encode(opening) for question in questions])
+    right = [sampler.task.render_call(question.call) for question in questions]
+    return _share([opening + turn == call for turn, call in zip(turns, right, strict=True)])
 
 
-def _measure_answers(sampler: Sampler, index: SearchIndex, facts: Sequence[Fact]) -> float:
-    """Return how many of the turns after the right search answer with the fact's value."""
+def _measure_answers(sampler: Sampler, questions: Sequence[Question]) -> float:
+    """Return how many of the turns after the right call answer with what it found."""
     contexts = []
-    for fact in facts:
-        found = render_observation(index.search(query(fact)))
-        contexts.append(sampler.encode_prompt(fact) + sampler.encode(render_search(fact), *found))
+    for question in questions:
+        turn = sampler.task.render_call(question.call)
+        contexts.append(sampler.encode_prompt(question) + sampler.encode_observed(turn, question.call))
     turns = sampler.sample(contexts)
-    return _share([turn == render_answer(fact.value) for turn, fact in zip(turns, facts, strict=True)])
+    return _share([turn == render_answer(question.answer) for turn, question in zip(turns, questions, strict=True)])
 
 
 @dataclass(slots=True)
 class _Rollout:
     context: list[int]
-    searches: int = 0
+    calls: int = 0
     answer: str | None = None
 
 
-def _roll_out(sampler: Sampler, index: SearchIndex, prompts: Sequence[list[int]]) -> list[_Rollout]:
+def _roll_out(sampler: Sampler, questions: Sequence[Question]) -> list[_Rollout]:
     """Sample trajectories side by side, until they answer or cannot go on."""
-    rollouts = [_Rollout(list(prompt)) for prompt in prompts]
+    rollouts = [_Rollout(sampler.encode_prompt(question)) for question in questions]
     active = rollouts
-    for _ in range(_MAX_SEARCHES + 1):
+    tool_tags = (f"<{sampler.task.tool_tag}>", f"</{sampler.task.tool_tag}>")
+    for _ in range(_MAX_CALLS + 1):
         turns = sampler.sample([rollout.context for rollout in active])
         going_on = []
         for rollout, turn in zip(active, turns, strict=True):
-            rollout.answer = _between(turn, "<answer>", "</answer>")
-            asked = _between(turn, "<search>", "</search>")
-            if asked is not None:
-                rollout.searches += 1
-                found = render_observation(index.search(asked))
-                rollout.context += sampler.encode(turn, *found)
+            rollout.answer = _between(turn, *ANSWER_TAGS)
+            call = _between(turn, *tool_tags)
+            if call is not None:
+                rollout.calls += 1
+                rollout.context += sampler.encode_observed(turn, call)
                 going_on.append(rollout)
         active = going_on
     return rollouts
 
 
-def render_prompt(tokenizer: PreTrainedTokenizerFast, fact: Fact) -> str:
-    """Return the chat template's text for the fact's question, up to where the response begins."""
-    messages = [{"role": "user", "content": question(fact)}]
+def render_prompt(tokenizer: PreTrainedTokenizerFast, question: Question) -> str:
+    """Return the chat template's text for the question, up to where the response begins."""
+    messages = [{"role": "user", "content": question.text}]
     return str(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False))
-
-
-def render_search(fact: Fact) -> str:
-    """Return the turn that searches for the fact."""
-    return f"<search>{query(fact)}</search>"
-
-
-def render_answer(value: str) -> str:
-    """Return the turn that answers with `value`."""
-    return f"<answer>{value}</answer>"
-
-
-def render_observation(found: Sequence[Fact]) -> tuple[str, str, str]:
-    """Return the texts that follow a search turn: each is tokenised on its own."""
-    return "\n\n<information>", information(found), "</information>\n\n"
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""The demo's world: places nobody has heard of, and one short passage for every fact about them.
+"""The world of the task `search`: places nobody has heard of, and one short passage for every fact about them.
 
 Every name is invented, so an answer can only be found by searching. The questions are split by
 place: whoever answers a validation question has never been rewarded for that place.
@@ -11,13 +11,8 @@ import random
 from collections.abc import Iterable, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 ATTRIBUTES = ("river", "metal", "drink", "feast", "fruit", "dance")
-DATA_SOURCE = "agentic_rollout/demo"
 VALIDATION_SHARE = 0.25
 MAX_ENTITIES = 200  # of 2880 names about half are left for the warm start to practise on
 
@@ -126,30 +121,5 @@ def write_corpus(world: World, path: Path) -> None:
             file.write(json.dumps({"id": str(index), "contents": document(fact)}) + "\n")
 
 
-def write_questions(world: World, train_path: Path, validation_path: Path) -> None:
-    """Write the questions of both parts as verl's parquet rows; an index occurs in one of them."""
-    rows = [_question_row(fact, i, "train") for i, fact in enumerate(world.train)]
-    _write_parquet(rows, train_path)
-    first = len(rows)
-    rows = [_question_row(fact, first + i, "validation") for i, fact in enumerate(world.validation)]
-    _write_parquet(rows, validation_path)
-
-
 def _names(facts: Iterable[Fact]) -> set[str]:
     return {name for fact in facts for name in (fact.entity, fact.value)}
-
-
-def _question_row(fact: Fact, index: int, split: str) -> dict[str, Any]:
-    asked = question(fact)
-    return {
-        "data_source": DATA_SOURCE,
-        "prompt": [{"role": "user", "content": asked}],
-        "ability": "fact",
-        "reward_model": {"style": "rule", "ground_truth": {"target": [fact.value]}},
-        "extra_info": {"index": index, "split": split, "question": asked},
-    }
-
-
-def _write_parquet(rows: list[dict[str, Any]], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    pq.write_table(pa.Table.from_pylist(rows), path)

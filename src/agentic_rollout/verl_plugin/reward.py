@@ -35,7 +35,7 @@ def compute_score(
         format_weight: part of the score given for a well-formed trajectory, 0.0 to 1.0.
 
     Returns:
-        `score` for the trainer; `em`, `f1`, `format`, `answered`, `searches` and `failed_tool_calls` for its logs.
+        `score` for the trainer; `em`, `f1`, `format`, `answered`, `tool_calls` and `failed_tool_calls` for its logs.
 
     Raises:
         SettingsError: `metric` is unknown, or the facts of the rollout are missing.
@@ -62,7 +62,7 @@ def compute_score(
         "f1": f1_score(answer, targets),
         "format": well_formed,
         "answered": float(answer is not None),
-        "searches": float(facts["tool_calls"]),
+        "tool_calls": float(facts["tool_calls"]),
         "failed_tool_calls": float(facts["failed_tool_calls"]),
     }
 
