@@ -58,7 +58,7 @@ def _write_task(task: Task, phases: Sequence[Phase], steps: int, folder: Path) -
     write_questions(task, files.train, files.validation)
     tokenizer = build_tokenizer(task.language(), files.model)
     model = build_model(tokenizer, 0)
-    Trainer(model, Practice(tokenizer, task, 0), progress=False).train(phases, steps)
+    Trainer(model, Practice(tokenizer, task, 0), task.recipe, progress=False).train(phases, steps)
     save(model, tokenizer, files.model)
     return files
 

@@ -6,7 +6,7 @@ import random
 import re
 from dataclasses import dataclass
 
-from agentic_rollout.demo.task import WORDS, Example, Language, Question, Task, render_answer
+from agentic_rollout.demo.task import WORDS, Example, Language, Question, Recipe, Task, render_answer
 
 _QUESTIONS = 480
 _VALIDATION_SHARE = 0.25
@@ -50,6 +50,7 @@ class CodeTask(Task):
     calls = "executions"
     max_turn_tokens = 24
     config = "demo_code"
+    recipe = Recipe(peak_learning_rate=1e-3, weight_decay=0.1, slip_rate=0.1)
 
     def __init__(self, seed: int) -> None:
         rng = random.Random(seed)

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from agentic_rollout.demo.task import ANSWER_TAGS, Question, Task, render_answer
+from agentic_rollout.demo.task import ANSWER_TAGS, Question, Recipe, Task, render_answer
 from agentic_rollout.errors import AgenticRolloutError
 
 logger = logging.getLogger(__name__)
@@ -39,13 +39,13 @@ EXACT_MATCH_NEEDED = (0.2, 0.5)  # there is something to reward, and something l
 MAX_EXTRA_CHUNKS = 3
 
 _BATCH_SIZE = 32
-_PEAK_LEARNING_RATE = 1.5e-3
 _DECAY_FROM = 0.6  # the share of the steps after which the learning rate falls, as a cosine
 _LAST_LEARNING_RATE_FACTOR = 0.03
 _WARMUP_STEPS = 30
 _MAX_GRADIENT_NORM = 1.0
 _NOT_SAMPLED = -100  # the label of a token that is not the model's, which `cross_entropy` skips
 _MAX_CALLS = 2
+_SLIPPING = 0.3  # the share of sequences in which tokens slip, if the recipe lets them
 
 
 class WarmStartError(AgenticRolloutError):
@@ -107,20 +107,21 @@ def warm_start(
     tokenizer: PreTrainedTokenizerFast,
     *,
     seed: int,
-    steps: int = 900,
+    steps: int | None = None,
     progress: bool = True,
 ) -> WarmStartReport:
     """Train `model` in place until it passes the gate, and return what was measured.
 
-    After the planned `steps`, a model that does not pass practises on, in at most
-    `MAX_EXTRA_CHUNKS` chunks of a third as many.
+    After the planned `steps` (None: the task's recipe says how many), a model that does not pass
+    practises on, in at most `MAX_EXTRA_CHUNKS` chunks of a third as many.
 
     Raises:
         WarmStartError: the gate is not passed after the last chunk.
     """
     started = time.monotonic()
+    steps = task.recipe.steps if steps is None else steps
     practice = Practice(tokenizer, task, seed)
-    trainer = Trainer(model, practice, progress=progress)
+    trainer = Trainer(model, practice, task.recipe, progress=progress)
     trainer.train(PHASES, steps)
     for chunk in range(MAX_EXTRA_CHUNKS + 1):
         report = evaluate(model, tokenizer, task, seed=seed)
@@ -152,6 +153,8 @@ class Practice:
         self._tokenizer = tokenizer
         self._task = task
         self._rng = random.Random(seed)
+        self._slips = random.Random(f"slips {seed}")
+        self._own_tokens: set[int] = set()  # what slips are drawn from
 
     def batch(self, weights: Mapping[Exercise, float], size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return token ids and labels of `size` exercises: (size, longest), padded on the right."""
@@ -164,13 +167,27 @@ class Practice:
         for sequence in sequences:
             ids.append([])
             labels.append([])
+            slips = self._slips.random() < _SLIPPING
             for segment in sequence:
                 tokens = next(encoded)
+                own = tokens if segment.sampled else [_NOT_SAMPLED] * len(tokens)
+                if segment.sampled and slips:
+                    tokens, own = self._slip(tokens)
                 ids[-1] += tokens
-                labels[-1] += tokens if segment.sampled else [_NOT_SAMPLED] * len(tokens)
+                labels[-1] += own
         longest = max(map(len, ids))
         pad_id = _token_id(self._tokenizer, str(self._tokenizer.pad_token))
         return _pad_right(ids, pad_id, longest), _pad_right(labels, _NOT_SAMPLED, longest)
+
+    def _slip(self, tokens: list[int]) -> tuple[list[int], list[int]]:
+        """Replaces some tokens at random; returns the tokens, and labels that leave the replaced ones out."""
+        self._own_tokens.update(tokens)
+        choices = sorted(self._own_tokens)
+        rate = self._task.recipe.slip_rate
+        slipped = [self._slips.choice(choices) if self._slips.random() < rate else None for _ in tokens]
+        written = [token if slip is None else slip for token, slip in zip(tokens, slipped, strict=True)]
+        labels = [token if slip is None else _NOT_SAMPLED for token, slip in zip(tokens, slipped, strict=True)]
+        return written, labels
 
     def _exercise(self, kind: Exercise) -> list[Segment]:
         if kind is Exercise.COPY:
@@ -191,12 +208,13 @@ class Practice:
 class Trainer:
     """Steps of AdamW on the exercises; the state of the optimiser lasts from chunk to chunk."""
 
-    def __init__(self, model: Qwen2ForCausalLM, practice: Practice, *, progress: bool) -> None:
+    def __init__(self, model: Qwen2ForCausalLM, practice: Practice, recipe: Recipe, *, progress: bool) -> None:
         self._model = model
         self._practice = practice
+        self._recipe = recipe
         self._progress = progress
         self._optimizer = torch.optim.AdamW(
-            model.parameters(), lr=_PEAK_LEARNING_RATE, betas=(0.9, 0.98), weight_decay=0.0
+            model.parameters(), lr=recipe.peak_learning_rate, betas=(0.9, 0.98), weight_decay=recipe.weight_decay
         )
         self.steps = 0
 
@@ -210,7 +228,8 @@ class Trainer:
             plan, desc="warm start", unit="step", mininterval=seconds_between_updates, disable=not self._progress
         )
         for index, phase in enumerate(bar):
-            loss = self._step(phase.weights, _learning_rate(index, len(plan)))
+            rate = self._recipe.peak_learning_rate * _learning_rate_share(index, len(plan))
+            loss = self._step(phase.weights, rate)
             self.steps += 1
             if index % 25 == 0:
                 bar.set_postfix(loss=f"{loss:.3f}", refresh=False)
@@ -370,13 +389,13 @@ def encode(tokenizer: PreTrainedTokenizerFast, texts: Sequence[str]) -> list[lis
     return encoded
 
 
-def _learning_rate(step: int, steps: int) -> float:
-    """Return the rate for one of `steps` steps: up in a line, level, down in half a cosine."""
+def _learning_rate_share(step: int, steps: int) -> float:
+    """Return the share of the peak rate for one of `steps` steps: up in a line, level, down in half a cosine."""
     warmup = min(1.0, (step + 1) / _WARMUP_STEPS)
     decayed = max(0.0, (step / steps - _DECAY_FROM) / (1 - _DECAY_FROM))
     cosine = (1 + math.cos(math.pi * decayed)) / 2
     decay = _LAST_LEARNING_RATE_FACTOR + (1 - _LAST_LEARNING_RATE_FACTOR) * cosine
-    return _PEAK_LEARNING_RATE * warmup * decay
+    return warmup * decay
 
 
 def _pad_right(rows: Sequence[list[int]], fill: int, length: int) -> torch.Tensor:
