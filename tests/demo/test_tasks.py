@@ -10,7 +10,7 @@ import yaml
 
 from agentic_rollout.demo.code_task import CodeTask, invent_sum
 from agentic_rollout.demo.model import build_tokenizer
-from agentic_rollout.demo.task import Task, render_answer
+from agentic_rollout.demo.task import Recipe, Task, render_answer
 from agentic_rollout.demo.tasks import TASKS
 from agentic_rollout.formats.base import ActionFormat
 from agentic_rollout.formats.build import build_format
@@ -97,3 +97,21 @@ def test_sums_of_any_size_have_six_digits() -> None:
 
 def test_a_wrong_program_shows_no_answer() -> None:
     assert CodeTask(0).observe("print(1 2)") == "SyntaxError: invalid syntax"
+
+
+def test_a_slip_is_practised_after_and_never_learnt(tmp_path: Path) -> None:
+    from agentic_rollout.demo.warmstart import Exercise, Practice
+
+    class Steady(CodeTask):
+        recipe = Recipe()
+
+    tokenizer = build_tokenizer(CodeTask(0).language(), tmp_path)
+    ids, labels = Practice(tokenizer, CodeTask(0), seed=0).batch({Exercise.SOLVE: 1.0}, 256)
+    steady_ids, steady_labels = Practice(tokenizer, Steady(0), seed=0).batch({Exercise.SOLVE: 1.0}, 256)
+    assert ids.shape == steady_ids.shape
+    slipped = (labels == -100) & (steady_labels != -100)
+    sampled = steady_labels != -100
+    assert 0.02 < slipped.sum() / sampled.sum() < 0.04  # a tenth of the tokens, in three sequences of ten
+    assert ((ids != steady_ids) <= slipped).all()
+    assert (labels[~slipped] == steady_labels[~slipped]).all()
+    assert (~slipped).all(dim=1).sum() > 256 * 0.6
