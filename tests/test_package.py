@@ -66,7 +66,7 @@ PUBLIC = {
     "loop": {"AgentLoop", "Prompt", "turn_seed"},
     "collate": {"collate"},
     "rewards": {"exact_match", "f1_score", "format_score", "normalize_answer", "substring_match"},
-    "trace": {"parse_trajectory", "read_trace", "trajectory_record", "write_trace"},
+    "trace": {"append_trace", "parse_trajectory", "read_trace", "trajectory_record", "write_trace"},
 }
 
 

@@ -13,6 +13,7 @@ Every trajectory is one coroutine, and none waits for another. The rules:
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -91,6 +92,12 @@ class AgentLoop:
         self._final_ids = tuple(codec.encode(settings.final_instruction)) if settings.final_instruction else ()
         self._check_limits()
 
+    def with_engine(self, engine: Engine) -> AgentLoop:
+        """The same loop over another engine; its limits are not checked again."""
+        loop = copy.copy(self)
+        loop._engine = engine
+        return loop
+
     async def run_batch(self, prompts: Sequence[Prompt]) -> list[Trajectory]:
         """Runs all rows together; the trajectories come back in the order of their prompts.
 
@@ -99,7 +106,7 @@ class AgentLoop:
             EngineError: the engine failed; the other rows are cancelled.
         """
         for index, prompt in enumerate(prompts):
-            self._check_prompt(prompt, index)
+            self._check_prompt(prompt, f"row {index}")
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self.run(prompt)) for prompt in prompts]
@@ -109,7 +116,13 @@ class AgentLoop:
         return [task.result() for task in tasks]
 
     async def run(self, prompt: Prompt) -> Trajectory:
-        """Runs one row to its end."""
+        """Runs one row to its end.
+
+        Raises:
+            PromptError: the prompt is empty or too long.
+            EngineError: the engine failed.
+        """
+        self._check_prompt(prompt, f"trajectory {prompt.trajectory_id}")
         trajectory = Trajectory(prompt.token_ids)
         context = ToolContext(prompt.trajectory_id, prompt.row)
         turns = self._settings.max_turns + int(self._settings.final_turn)
@@ -222,15 +235,15 @@ class AgentLoop:
             token_ids += tag
         return tuple(token_ids)
 
-    def _check_prompt(self, prompt: Prompt, index: int) -> None:
+    def _check_prompt(self, prompt: Prompt, name: str) -> None:
         if not prompt.token_ids:
             raise PromptError(
-                f"row {index} has an empty prompt (no attended token). Check the row's `prompt` column and the "
+                f"{name} has an empty prompt (no attended token). Check the row's `prompt` column and the "
                 "tokenizer's chat template."
             )
         if len(prompt.token_ids) > self._prompt_length:
             raise PromptError(
-                f"row {index} has a prompt of {len(prompt.token_ids)} tokens; data.max_prompt_length is "
+                f"{name} has a prompt of {len(prompt.token_ids)} tokens; data.max_prompt_length is "
                 f"{self._prompt_length}. Raise it, or drop such rows with data.filter_overlong_prompts=True."
             )
 

@@ -74,6 +74,14 @@ def write_trace(path: str | Path, records: Iterable[Mapping[str, Any]]) -> None:
             file.write(_json(record) + b"\n")
 
 
+def append_trace(path: str | Path, record: Mapping[str, Any]) -> None:
+    """Adds one record to a file, at once, so that records of concurrent trajectories do not mix."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        file.write(_json(record) + b"\n")
+
+
 def read_trace(path: str | Path) -> Iterator[dict[str, Any]]:
     """Reads records one by one."""
     with Path(path).open("rb") as file:
