@@ -4,15 +4,16 @@ Policy: a model's mistake is data (an action that is invalid), a tool's failure 
 setting, unusable input, a failing engine or a broken invariant raises.
 
     AgenticRolloutError
-    ├── SettingsError      a setting has a wrong key or value
-    ├── CorpusError        a corpus is missing or has a bad line
-    ├── SearchIndexError   an index is missing, half-built, or does not fit its corpus
-    ├── PromptError        a prompt row cannot be rolled out
-    ├── EngineError        the engine failed or returned something impossible
-    ├── ToolError          raised by a tool to fail with a status of its choice; never leaves the toolbox
-    ├── WarmStartError     demo: the model is not fit for training
-    ├── TrainerError       demo: verl's trainer failed
-    └── InvariantError     a trajectory or a batch contradicts itself: a bug, please report it
+    ├── SettingsError        a setting has a wrong key or value
+    ├── CorpusError          a corpus is missing or has a bad line
+    ├── SearchIndexError     an index is missing, half-built, or does not fit its corpus
+    ├── PromptError          a prompt row cannot be rolled out
+    ├── EngineError          the engine failed or returned something impossible
+    ├── ToolError            raised by a tool to fail with a status of its choice; never leaves the toolbox
+    ├── WarmStartError       demo: the model is not fit for training
+    ├── TrainerError         demo: verl's trainer failed
+    ├── UnsupportedVerlError verl is missing, or of a line that is not supported
+    └── InvariantError       a trajectory or a batch contradicts itself: a bug, please report it
 """
 
 from __future__ import annotations

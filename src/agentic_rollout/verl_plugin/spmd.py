@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import logging
 import weakref
 from collections.abc import Generator, Mapping
 from pathlib import Path
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from omegaconf import OmegaConf
 from tensordict import TensorDict
 from torch.distributed.device_mesh import DeviceMesh
 from verl import DataProto
@@ -30,10 +28,9 @@ from vllm.sampling_params import SamplingParams
 
 from agentic_rollout.codec import HFCodec
 from agentic_rollout.collate import collate
-from agentic_rollout.config import AGENT_KEY, AgentSettings, build_settings
+from agentic_rollout.config import AGENT_KEY
 from agentic_rollout.engines.tensor_parallel import TensorParallelLink
 from agentic_rollout.engines.vllm_inprocess import VLLMInProcessEngine, abort_unfinished, step_engine
-from agentic_rollout.errors import SettingsError
 from agentic_rollout.formats import build_format
 from agentic_rollout.loop import AgentLoop, Prompt, turn_seed
 from agentic_rollout.tools.base import Toolbox
@@ -41,8 +38,8 @@ from agentic_rollout.tools.build import build_toolbox
 from agentic_rollout.trace import trajectory_record, write_trace
 from agentic_rollout.types import Trajectory
 from agentic_rollout.verl_plugin.cpu import prepare_engine
-
-logger = logging.getLogger(__name__)
+from agentic_rollout.verl_plugin.facts import reward_facts
+from agentic_rollout.verl_plugin.settings import agent_settings
 
 
 class SearchRollout(vLLMRollout):
@@ -226,59 +223,14 @@ def _close(runner: asyncio.Runner, toolbox: Toolbox) -> None:
     runner.close()
 
 
-def agent_settings(config: RolloutConfig) -> AgentSettings:
-    """The validated settings of `rollout.engine_kwargs.agent`, in accord with verl's own.
-
-    Raises:
-        SettingsError: a setting is unknown, has a wrong value, or contradicts one of verl's.
-    """
-    values = config.engine_kwargs.get("agent")
-    if OmegaConf.is_config(values):
-        values = OmegaConf.to_container(values, resolve=True)
-    settings = build_settings(AgentSettings, values)
-    budget = config.prompt_length + config.response_length
-    if config.max_model_len is not None and config.max_model_len < budget:
-        raise SettingsError(
-            "actor_rollout_ref.rollout.max_model_len",
-            config.max_model_len,
-            f"at least data.max_prompt_length + data.max_response_length = {budget}",
-            "Raise it, or leave it null.",
-        )
-    if settings.trace_dir is not None:
-        _check_trace_dir(Path(settings.trace_dir))
-    if not settings.tools:
-        logger.warning("%s.tools is empty: every call of a tool will fail", AGENT_KEY)
-    if not settings.mask_observations:
-        logger.warning(
-            "%s.mask_observations is False: the policy is trained on text it did not write. For study only.", AGENT_KEY
-        )
-    return settings
-
-
-def _check_trace_dir(folder: Path) -> None:
-    """Makes the folder now: that it cannot be written must not come out after the first rollout."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        remedy = f"It cannot be made ({error.strerror}); choose another, or leave it null."
-        raise SettingsError(f"{AGENT_KEY}.trace_dir", str(folder), "a folder that can be written", remedy) from error
-
-
 def rollout_columns(trajectories: list[Trajectory]) -> dict[str, NDArray[np.object_]]:
     """What the rollout alone knows, one entry per row.
 
-    `reward_scores` reaches a reward function as `extra_info["rollout_reward_scores"]`: facts parsed from sampled
-    tokens, which an observation or a forged tag in the decoded text cannot fake.
+    `reward_scores` reaches a reward function as `extra_info["rollout_reward_scores"]`.
     """
     facts = np.empty(len(trajectories), dtype=object)
     for index, trajectory in enumerate(trajectories):
-        facts[index] = {
-            "answer": trajectory.answer,
-            "stop_reason": str(trajectory.stop_reason),
-            "invalid_turns": trajectory.invalid_turns,
-            "tool_calls": len(trajectory.tool_calls),
-            "failed_tool_calls": sum(call.status != "ok" for call in trajectory.tool_calls),
-        }
+        facts[index] = reward_facts(trajectory)
     # Plain integers: verl logs the extremes of these columns, and its JSON logger knows no NumPy scalar.
     return {
         "__num_turns__": np.array([t.num_turns for t in trajectories], dtype=object),
