@@ -10,9 +10,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from agentic_rollout.verl_plugin.launch import CPU_ENVIRONMENT
+from agentic_rollout.verl_plugin.launch import CPU_ENVIRONMENT, LINE_ENVIRONMENT
 
-os.environ.update(CPU_ENVIRONMENT)  # no harm with a GPU
+os.environ.update(CPU_ENVIRONMENT | LINE_ENVIRONMENT["0.6"])  # no harm with a GPU
 # One thread: a tiny model gains nothing from more, and threads that wait for each other suffer under any other load.
 os.environ.update({"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "all", "VLLM_LOGGING_LEVEL": "ERROR"})
 

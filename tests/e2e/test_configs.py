@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from agentic_rollout.config import AgentSettings, build_settings
-from agentic_rollout.verl_plugin.launch import config_dir
+from agentic_rollout.verl_plugin.launch import config_dir, cpu_platform
+from agentic_rollout.verl_plugin.lines import installed_line
+from e2e._engine import write_tiny_model
 
 pytestmark = [
     pytest.mark.slow,
@@ -39,12 +41,15 @@ def compose(name: str, overrides: list[str]):
         ("demo_code", "python"),
     ],
 )
-def test_recipe_is_valid_for_verl_and_for_us(name: str, tool: str) -> None:
+def test_recipe_is_valid_for_verl_and_for_us(name: str, tool: str, tmp_path: Path) -> None:
     from verl.trainer.ppo.utils import need_critic
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
-    config = compose(name, SEARCHED if tool == "search" else [])
-    assert (config.actor_rollout_ref.rollout.name, config.actor_rollout_ref.rollout.mode) == ("agent", "sync")
+    write_tiny_model(str(tmp_path))  # which verl 0.9 loads to validate a critic
+    overrides = [*(SEARCHED if tool == "search" else []), f"actor_rollout_ref.model.path={tmp_path}"]
+    config = compose(name, [*overrides, f"platform={cpu_platform()}"] if name.startswith("demo") else overrides)
+    assert config.actor_rollout_ref.rollout.name == "agent"
+    assert config.actor_rollout_ref.rollout.mode == installed_line().mode
     validate_config(config, use_reference_policy=True, use_critic=need_critic(config))
     omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
     settings = build_settings(AgentSettings, config.actor_rollout_ref.rollout.engine_kwargs.agent)

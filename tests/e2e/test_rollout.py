@@ -13,8 +13,9 @@ import pytest
 from agentic_rollout.errors import CorpusError, PromptError, SettingsError
 from agentic_rollout.tools.base import BaseTool, ToolContext
 from e2e._engine import Worker, free_port, join_ranks, prompt_batch, write_tiny_model
+from lines import verl06
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [verl06, pytest.mark.slow, pytest.mark.timeout(300)]
 
 PROMPT_LENGTH, RESPONSE_LENGTH = 24, 160
 # verl launches its workers with these.

@@ -23,8 +23,9 @@ from e2e._engine import (
     prompt_batch,
     write_tiny_model,
 )
+from lines import verl06
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [verl06, pytest.mark.slow, pytest.mark.timeout(300)]
 
 RANKS = (0, 1)
 PROMPT_LENGTH, RESPONSE_LENGTH = 48, 256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import urllib.request
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from agentic_rollout.config import AGENT_KEY
 from agentic_rollout.demo.prepare import DemoFiles
 from agentic_rollout.trace import parse_trajectory, read_trace
+from agentic_rollout.verl_plugin.launch import config_dir, cpu_platform
+from lines import NAME as LINE
+from lines import verl06, verl09
 
 from .conftest import RunTrainer, TrainerResult
 
@@ -19,9 +23,55 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DRIFT = "training/rollout_probs_diff_max"
 
+LORA = [
+    "actor_rollout_ref.model.lora_rank=8",
+    "actor_rollout_ref.model.lora_alpha=16",
+    "actor_rollout_ref.model.target_modules=all-linear",
+    "actor_rollout_ref.rollout.load_format=safetensors",
+    "actor_rollout_ref.actor.optim.lr=1e-2",
+    "trainer.test_freq=-1",
+]
+
+
+def recording(path: Path) -> list[str]:
+    """Settings that have verl 0.9 write down what its trainer takes out of its storage."""
+    if LINE != "0.9":
+        return []
+    sampler = "trainer.v1.sampler"
+    module = Path(__file__).with_name("recording_buffer.py")
+    return [
+        f"{sampler}.custom_sampler.path={module}",
+        f"{sampler}.custom_sampler.name=RecordingBuffer",
+        f"+{sampler}.sampler_kwargs.record={path}",
+    ]
+
+
+def check_masks_in_storage(path: Path, result: TrainerResult, *, rows: int) -> None:
+    """Every row that the trainer trains on is one of our trajectories, masked and scored as we have it."""
+    trajectories = {}
+    for step in (1, 2):
+        for record in traced(result, "train", step):
+            trajectory = parse_trajectory(record)
+            trajectories[trajectory.prompt_ids + trajectory.response_ids, trajectory.response_logprobs] = trajectory
+    stored = list(read_trace(path))
+    assert len(stored) == rows
+    observed = 0
+    for row in stored:
+        key = (*row["prompts"], *row["responses"]), tuple(row["rollout_log_probs"])
+        near = [t for (ids, _), t in trajectories.items() if ids == key[0]]
+        assert near
+        masks = {trajectory.response_mask for trajectory in near}
+        assert tuple(row["response_mask"]) in masks
+        assert row["loss_mask"] == row["response_mask"]
+        assert row["input_ids"] == [*row["prompts"], *row["responses"]]
+        assert all(value == 0.0 for value, mask in zip(key[1], row["response_mask"], strict=True) if not mask)
+        assert all(value < 0.0 for value, mask in zip(key[1], row["response_mask"], strict=True) if mask)
+        observed += row["response_mask"].count(0)
+    assert observed > 0
+
 
 def traced(result: TrainerResult, purpose: str, step: int) -> list[dict[str, Any]]:
-    files = sorted((result.folder / "trajectories" / purpose).glob(f"step_{step:06d}_rank_*.jsonl"))
+    files = sorted((result.folder / "trajectories" / purpose).glob(f"step_{step:06d}_*.jsonl"))
     return [record for file in files for record in read_trace(file)]
 
 
@@ -40,20 +90,32 @@ def check_trained(result: TrainerResult, steps: set[int], rows: int) -> None:
     assert max(metrics["num_turns/max"] for metrics in trained.values()) >= 2
 
 
+def check_groups(result: TrainerResult) -> None:
+    """Whole groups of n = 4; on verl 0.6 each rank rolls out its own."""
+    files = list((result.folder / "trajectories" / "train").glob("step_000001_*.jsonl"))
+    parts = [[record["index"] for record in read_trace(file)] for file in files]
+    assert all(part.count(index) == 4 for part in parts for index in part)
+    if LINE == "0.6":
+        assert [len(part) for part in parts] == [8, 8]
+        assert not set(parts[0]) & set(parts[1])
+
+
 def test_grpo_with_validation_checkpoint_and_resume(run_trainer: RunTrainer, tmp_path: Path) -> None:
-    first = run_trainer("first", ["trainer.save_freq=2"])
+    recorded = tmp_path / "recorded.jsonl"
+    first = run_trainer("first", ["trainer.save_freq=2", *recording(recorded)])
     check_trained(first, {1, 2}, rows=32)
     assert any("/em/mean" in name for name in first.metrics[2])  # validated
     assert (tmp_path / "checkpoints" / "global_step_2" / "actor").is_dir()
+
+    if recorded.is_file():
+        check_masks_in_storage(recorded, first, rows=64)
 
     resumed = run_trainer("resumed", ["trainer.total_training_steps=3"])
     assert "global_step_2" in resumed.log
     check_trained(resumed, {3}, rows=32)
 
 
-def test_two_ranks_roll_out_their_own_halves_and_share_a_search_server(
-    run_trainer: RunTrainer, search_server: str
-) -> None:
+def test_two_ranks_roll_out_whole_groups_and_share_a_search_server(run_trainer: RunTrainer, search_server: str) -> None:
     result = run_trainer(
         "ranks",
         [
@@ -65,12 +127,7 @@ def test_two_ranks_roll_out_their_own_halves_and_share_a_search_server(
         ],
     )
     check_trained(result, {1, 2}, rows=16)
-    files = list((result.folder / "trajectories" / "train").glob("step_000001_rank_*.jsonl"))
-    assert len(files) == 2
-    halves = [[record["index"] for record in read_trace(file)] for file in files]
-    assert [len(half) for half in halves] == [8, 8]
-    assert not set(halves[0]) & set(halves[1])
-    assert all(half.count(index) == 4 for half in halves for index in half)  # whole groups, n = 4
+    check_groups(result)
     calls = [call for step in (1, 2) for record in traced(result, "train", step) for call in record["tool_calls"]]
     assert {call["status"] for call in calls} == {"ok"}
     with urllib.request.urlopen(f"{search_server}/metrics") as reply:
@@ -82,6 +139,7 @@ def test_two_ranks_roll_out_their_own_halves_and_share_a_search_server(
     assert float(answered[1]) >= 2  # from either rank
 
 
+@verl06
 def test_tensor_parallel_ranks_share_one_rollout(run_trainer: RunTrainer) -> None:
     result = run_trainer(
         "parallel",
@@ -109,7 +167,7 @@ def test_ppo_with_critic_gae_and_kl_in_the_reward(run_trainer: RunTrainer, tiny_
         "trainer.logger=[console,file]",
         "trainer.balance_batch=false",
     ]
-    result = run_trainer("ppo", ["+platform=cpu", *overrides], base="search_ppo")
+    result = run_trainer("ppo", [f"+platform={cpu_platform()}", *overrides], base="search_ppo")
     check_trained(result, {1, 2}, rows=32)
     for metrics in result.metrics.values():
         assert metrics["critic/vf_loss"] > 0
@@ -130,15 +188,72 @@ def test_programs_of_the_policy_run_in_the_workers_sandbox(run_trainer: RunTrain
 
 
 def test_lora_adapters_reach_the_sampler(run_trainer: RunTrainer) -> None:
-    result = run_trainer(
-        "lora",
-        [
-            "actor_rollout_ref.model.lora_rank=8",
-            "actor_rollout_ref.model.lora_alpha=16",
-            "actor_rollout_ref.model.target_modules=all-linear",
-            "actor_rollout_ref.rollout.load_format=safetensors",
-            "actor_rollout_ref.actor.optim.lr=1e-2",
-            "trainer.test_freq=-1",
-        ],
-    )
+    result = run_trainer("lora", LORA)
     check_trained(result, {1, 2}, rows=32)
+
+
+@verl09
+def test_partial_rollouts_of_the_asynchronous_trainer(run_trainer: RunTrainer) -> None:
+    mode = ["trainer.v1.trainer_mode=colocate_async", "trainer.total_training_steps=3", "trainer.test_freq=3"]
+    result = run_trainer("async", mode)
+    trained = {step: metrics for step, metrics in result.metrics.items() if "actor/pg_loss" in metrics}
+    assert set(trained) == {1, 2, 3}
+    assert all(metrics["actor/grad_norm"] > 0 for metrics in trained.values())
+    assert any("/em/mean" in name for name in result.metrics[3])
+    # Some were sampled by older weights than those that train on them, which is what this mode is for.
+    assert max(metrics["training/off_policy/trajectory_staleness/max"] for metrics in trained.values()) >= 1
+
+
+@verl09
+def test_the_legacy_trainer(run_trainer: RunTrainer) -> None:
+    result = run_trainer("legacy", ["trainer.use_v1=false"])
+    check_trained(result, {1, 2}, rows=32)
+    assert any("/em/mean" in name for name in result.metrics[2])
+    assert max(metrics.get("tool_call_counts/max", 0) for metrics in result.metrics.values()) >= 1
+
+
+@verl09
+def test_verls_own_loop_calls_our_tools(
+    run_trainer: RunTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`tool_agent` on verl's own vLLM rollout, with both tools of the shipped file."""
+    from chatml import END, ToolCallTask, write_model
+
+    from agentic_rollout.demo.task import write_questions
+
+    class BothTools(ToolCallTask):
+        @classmethod
+        def render_call(cls, call: str) -> str:
+            if sum(call.encode()) % 2:
+                return super().render_call(call)
+            code = f"print(len('{call}'))"
+            return f"<tool_call>{json.dumps({'name': 'python', 'arguments': {'code': code}})}</tool_call>{END}"
+
+    files = DemoFiles(tmp_path / "task")
+    write_questions(write_model(files.folder, steps=300, task_class=BothTools), files.train, files.validation)
+    monkeypatch.setenv("SEARCH_SOURCE", str(files.corpus))
+    dump = tmp_path / "dump"
+    rollout = "actor_rollout_ref.rollout"
+    result = run_trainer(
+        "tools",
+        [
+            f"{rollout}.name=vllm",
+            f"{rollout}.agent.default_agent_loop=tool_agent",
+            f"{rollout}.multi_turn.tool_config_path={config_dir() / 'tools' / 'tool_agent.yaml'}",
+            f"{rollout}.multi_turn.max_tool_response_length=2000",
+            f"custom_reward_function.path={Path(__file__).with_name('length_reward.py')}",
+            f"trainer.rollout_data_dir={dump}",
+            "trainer.test_freq=-1",
+            "data.max_response_length=256",
+        ],
+        task=files,
+    )
+    steps = [metrics for metrics in result.metrics.values() if "actor/pg_loss" in metrics]
+    assert len(steps) == 2
+    assert all(metrics[DRIFT] <= 1e-5 for metrics in steps)
+    outputs = [json.loads(line)["output"] for file in dump.glob("*.jsonl") for line in file.read_text().splitlines()]
+    assert len(outputs) == 64
+    assert any('"search"' in output and "Doc 1(Title" in output for output in outputs)
+    assert any(
+        re.search(r'"python".*<tool_response>\s*\d+\s*</tool_response>', output, re.DOTALL) for output in outputs
+    )

@@ -10,8 +10,10 @@ import torch
 
 from agentic_rollout.collate import collate
 from agentic_rollout.types import Segment, StopReason, ToolCall, ToolStatus, Trajectory
+from lines import verl06
 
 pytestmark = [
+    verl06,
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("default"),  # verl, Ray and vLLM warn on import

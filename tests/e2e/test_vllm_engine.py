@@ -15,8 +15,9 @@ from agentic_rollout.loop import Prompt
 from agentic_rollout.tools.base import BaseTool, Toolbox, ToolContext
 from agentic_rollout.types import Completion, FinishReason, StopReason, Trajectory
 from e2e._engine import BLOCK_TOKENS, LLMSubject, Worker, build_llm, roll_out
+from lines import verl06
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [verl06, pytest.mark.slow, pytest.mark.timeout(300)]
 
 MAX_MODEL_LEN = 768
 

@@ -15,10 +15,12 @@ from agentic_rollout.tools.base import BaseTool, ToolContext
 from agentic_rollout.tools.search import SearchSettings, SearchTool
 from agentic_rollout.trace import read_trace
 from e2e._engine import Worker, free_port, join_ranks, write_tiny_model
+from lines import verl06
 
 XQUAD = Path(__file__).resolve().parents[3] / "shared" / "data" / "xquad"
 
 pytestmark = [
+    verl06,
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(not XQUAD.is_dir(), reason=f"the data set is not at {XQUAD}"),

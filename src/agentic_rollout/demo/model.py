@@ -23,7 +23,7 @@ PAD_TOKEN = "<|pad|>"
 # Keeps merges from gluing the two halves of single names together, see `world.invent_names`.
 _MIN_FREQUENCY = 100
 
-_CHAT_TEMPLATE = (
+CHAT_TEMPLATE = (
     "{% for message in messages %}"
     "{% if message['role'] == 'user' %}Question: {{ message['content'] }}{{ '\\n' }}"
     "{% else %}{{ message['content'] }}{% endif %}"
@@ -31,7 +31,9 @@ _CHAT_TEMPLATE = (
 )
 
 
-def build_tokenizer(language: Language, out_dir: Path) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    language: Language, out_dir: Path, *, end_token: str = END_TOKEN, chat_template: str = CHAT_TEMPLATE
+) -> PreTrainedTokenizerFast:
     """Train the tokenizer for the language and save it, its chat template included, in `out_dir`."""
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
@@ -44,7 +46,7 @@ def build_tokenizer(language: Language, out_dir: Path) -> PreTrainedTokenizerFas
     trainer = trainers.BpeTrainer(
         vocab_size=MAX_VOCABULARY - len(language.tags),
         min_frequency=_MIN_FREQUENCY,
-        special_tokens=[END_TOKEN, PAD_TOKEN],
+        special_tokens=[end_token, PAD_TOKEN],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
@@ -52,11 +54,11 @@ def build_tokenizer(language: Language, out_dir: Path) -> PreTrainedTokenizerFas
     backend.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in language.tags])
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        eos_token=END_TOKEN,
+        eos_token=end_token,
         pad_token=PAD_TOKEN,
         clean_up_tokenization_spaces=False,
         model_max_length=MAX_POSITIONS,
-        chat_template=_CHAT_TEMPLATE,
+        chat_template=chat_template,
     )
     tokenizer.save_pretrained(out_dir)
     return tokenizer

@@ -15,7 +15,7 @@ from agentic_rollout.demo.search_task import CORPUS_FILE
 from agentic_rollout.demo.task import Task, write_questions
 from agentic_rollout.demo.warmstart import WarmStartReport, save, warm_start
 
-_PREPARING = ("code_task", "model", "search_task", "task", "warmstart", "world")  # modules of this package
+_PREPARING = ("code_task", "model", "prepare", "search_task", "task", "warmstart", "world")  # modules of this package
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,11 @@ class DemoFiles:
     @property
     def model(self) -> Path:
         return self.folder / "model"
+
+    @property
+    def tokenizer(self) -> Path:
+        """The tokenizer alone: beside a Qwen2, transformers 5 would split texts as Qwen2's own does."""
+        return self.folder / "tokenizer"
 
     @property
     def report(self) -> Path:
@@ -73,7 +78,7 @@ def prepare(task: type[Task], seed: int, cache: Path) -> Prepared:
 def _build(task: Task, seed: int, files: DemoFiles) -> WarmStartReport:
     task.write_files(files.folder)
     write_questions(task, files.train, files.validation)
-    tokenizer = build_tokenizer(task.language(), files.model)
+    tokenizer = build_tokenizer(task.language(), files.tokenizer)
     model = build_model(tokenizer, seed)
     report = warm_start(task, model, tokenizer, seed=seed)
     save(model, tokenizer, files.model)

@@ -95,7 +95,7 @@ def results_table(summary: Summary, metrics: Metrics, *, calls: str) -> Table:
 
 def pick_trajectories(traces: Path) -> list[dict[str, Any]]:
     """One question before and after training: guessed at first and asked of the tool in the end, if there is one."""
-    files = sorted((traces / "validate").glob("step_*_rank_0.jsonl"))
+    files = sorted((traces / "validate").glob("step_*.jsonl"))
     guessed = {row["index"]: row for row in read_trace(files[0]) if not row["tool_calls"]}
     last = list(read_trace(files[-1]))
     after = next((row for row in last if row["tool_calls"] and row["answer"] and row["index"] in guessed), last[0])

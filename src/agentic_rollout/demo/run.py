@@ -34,6 +34,7 @@ from agentic_rollout.demo.task import Task
 from agentic_rollout.demo.tasks import TASKS
 from agentic_rollout.demo.train import TrainerError, TrainerRun, find_metric, read_metrics
 from agentic_rollout.errors import SettingsError
+from agentic_rollout.verl_plugin.launch import cpu_platform
 
 logger = logging.getLogger(__name__)
 
@@ -144,9 +145,11 @@ def _search_server(files: DemoFiles, out: Path) -> Iterator[str]:
 def trainer_overrides(settings: DemoSettings, files: DemoFiles, tool: Sequence[str], out: Path) -> list[str]:
     """What the demo adds to its task's configuration: paths, sizes and seeds; the user's own settings come last."""
     return [
+        f"platform={cpu_platform()}",
         f"data.train_files={files.train}",
         f"data.val_files={files.validation}",
         f"actor_rollout_ref.model.path={files.model}",
+        f"actor_rollout_ref.model.tokenizer_path={files.tokenizer}",
         *tool,
         f"+{AGENT_KEY}.trace_dir={out / 'trajectories'}",
         f"+{AGENT_KEY}.seed={settings.seed}",

@@ -118,6 +118,11 @@ class Task(ABC):
         return f"\n\n<{cls.observation_tag}>", body, f"</{cls.observation_tag}>\n\n"
 
     @classmethod
+    def render_answer(cls, answer: str) -> str:
+        """The turn that answers."""
+        return render_answer(answer)
+
+    @classmethod
     def tags(cls) -> tuple[str, ...]:
         """The tags of the task's format."""
         names = ("think", cls.tool_tag, cls.observation_tag)

@@ -27,7 +27,7 @@ from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 from transformers import PreTrainedTokenizerFast, Qwen2ForCausalLM
 
-from agentic_rollout.demo.task import ANSWER_TAGS, Question, Recipe, Task, render_answer
+from agentic_rollout.demo.task import ANSWER_TAGS, Question, Recipe, Task
 from agentic_rollout.errors import AgenticRolloutError
 
 logger = logging.getLogger(__name__)
@@ -197,12 +197,12 @@ class Practice:
         asked = example.question
         prompt = Segment(render_prompt(self._tokenizer, asked), sampled=False)
         if kind is Exercise.GUESS:
-            return [prompt, Segment(render_answer(self._task.guess(self._rng)), sampled=True)]
+            return [prompt, Segment(self._task.render_answer(self._task.guess(self._rng)), sampled=True)]
         call = Segment(self._task.render_call(asked.call), sampled=True)
         if kind is Exercise.CALL:
             return [prompt, call]
         read = [Segment(text, sampled=False) for text in self._task.render_observation(example.observation)]
-        return [prompt, call, *read, Segment(render_answer(asked.answer), sampled=True)]
+        return [prompt, call, *read, Segment(self._task.render_answer(asked.answer), sampled=True)]
 
 
 class Trainer:
@@ -348,7 +348,9 @@ def _measure_answers(sampler: Sampler, questions: Sequence[Question]) -> float:
         turn = sampler.task.render_call(question.call)
         contexts.append(sampler.encode_prompt(question) + sampler.encode_observed(turn, question.call))
     turns = sampler.sample(contexts)
-    return _share([turn == render_answer(question.answer) for turn, question in zip(turns, questions, strict=True)])
+    return _share(
+        [turn == sampler.task.render_answer(question.answer) for turn, question in zip(turns, questions, strict=True)]
+    )
 
 
 @dataclass(slots=True)

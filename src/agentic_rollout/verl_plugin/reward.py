@@ -30,7 +30,8 @@ def compute_score(
         data_source: unused; verl passes it.
         solution_str: unused; the decoded response.
         ground_truth: `{"target": [...]}`, a list of strings or one string.
-        extra_info: holds `rollout_reward_scores`, written by the rollout.
+        extra_info: holds the facts written by the rollout, as `rollout_reward_scores` (verl 0.6) or `reward_scores`
+            (verl 0.9).
         metric: `em`, `f1` or `substring`.
         format_weight: part of the score given for a well-formed trajectory, 0.0 to 1.0.
 
@@ -44,7 +45,8 @@ def compute_score(
         raise SettingsError(
             "custom_reward_function.reward_kwargs.metric", metric, f"one of {', '.join(_SCORES)}", "Choose one."
         )
-    facts = (extra_info or {}).get("rollout_reward_scores")
+    extra_info = extra_info or {}
+    facts = extra_info.get("rollout_reward_scores") or extra_info.get("reward_scores")
     if not facts:
         raise SettingsError(
             "actor_rollout_ref.rollout.name",
