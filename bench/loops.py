@@ -59,9 +59,10 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=4, help="trajectories per question")
     parser.add_argument("--rounds", type=int, default=5)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        from chatml import write_model
+    import serving  # noqa: F401  (first, for the environment that it sets)
+    from chatml import write_model
 
+    with tempfile.TemporaryDirectory() as folder:
         task = write_model(Path(folder))
         questions = [question.text for question in (*task.train, *task.validation)]
         with started(Path(folder)) as server:
@@ -74,7 +75,7 @@ def main() -> None:
 @contextmanager
 def started(folder: Path) -> Iterator[Any]:
     """The server, with the loop inside it, too."""
-    from serving import serving
+    from serving import serving  # first, for its environment
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
     def load_replica() -> type:

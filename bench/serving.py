@@ -1,4 +1,7 @@
-"""verl 0.9's servers and agent-loop workers without a trainer or a GPU: for benchmarks and tests."""
+"""verl 0.9's servers and agent-loop workers without a trainer or a GPU: for benchmarks and tests.
+
+Import this before anything that imports verl, torch or vLLM: it sets the environment that they read at import.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from agentic_rollout.verl_plugin.launch import config_dir, cpu_environment, cpu_platform
+
+os.environ.update(cpu_environment())
 
 
 @dataclass(frozen=True)
@@ -57,7 +62,7 @@ def serving(
         overrides: for verl's configuration.
         environment: for all processes, besides what a machine without a GPU needs.
     """
-    os.environ.update({**cpu_environment(), **(environment or {})})
+    os.environ.update(environment or {})
     import ray
     import verl.trainer
     from hydra import compose, initialize_config_dir

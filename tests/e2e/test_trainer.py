@@ -96,7 +96,7 @@ def check_groups(result: TrainerResult) -> None:
     parts = [[record["index"] for record in read_trace(file)] for file in files]
     assert all(part.count(index) == 4 for part in parts for index in part)
     if LINE == "0.6":
-        assert [len(part) for part in parts] == [8, 8]
+        assert [len(part) for part in parts] == [16, 16]
         assert not set(parts[0]) & set(parts[1])
 
 
@@ -122,11 +122,9 @@ def test_two_ranks_roll_out_whole_groups_and_share_a_search_server(run_trainer: 
             f"{AGENT_KEY}.tools.search.source={search_server}",
             "trainer.n_gpus_per_node=2",
             "trainer.balance_batch=false",
-            "data.train_batch_size=4",
-            "actor_rollout_ref.actor.ppo_mini_batch_size=4",
         ],
     )
-    check_trained(result, {1, 2}, rows=16)
+    check_trained(result, {1, 2}, rows=32)
     check_groups(result)
     calls = [call for step in (1, 2) for record in traced(result, "train", step) for call in record["tool_calls"]]
     assert {call["status"] for call in calls} == {"ok"}
