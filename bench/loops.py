@@ -38,8 +38,8 @@ class SlowSearch(BaseTool):
         "parameters": {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]},
     }
 
-    def __init__(self, source: str) -> None:
-        self._search = SearchTool.from_settings(SearchSettings(type="search", source=source, topk=3), key="tool")
+    def __init__(self, source: str, topk: int = 3) -> None:
+        self._search = SearchTool.from_settings(SearchSettings(type="search", source=source, topk=topk), key="tool")
 
     async def call(self, arguments: Mapping[str, Any], context: ToolContext) -> str:
         await asyncio.sleep(latency_s(arguments["query"]))
