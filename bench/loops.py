@@ -14,6 +14,7 @@ import asyncio
 import hashlib
 import json
 import statistics
+import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,7 @@ from agentic_rollout.tools.search import SearchSettings, SearchTool
 
 BENCH = Path(__file__).resolve().parent
 OUTPUTS = BENCH.parent / "outputs" / "bench"
+sys.path.insert(0, str(BENCH.parent / "tests"))  # the server and the model are those of the tests
 MEDIAN_LATENCY_S = 0.1
 LOOPS = ("agent", "in_server", "tool_agent")
 
@@ -75,8 +77,9 @@ def main() -> None:
 @contextmanager
 def started(folder: Path) -> Iterator[Any]:
     """The server, with the loop inside it, too."""
-    from serving import serving  # first, for its environment
     from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+    from serving import serving  # first, for its environment
 
     def load_replica() -> type:
         from in_server import LoopReplica
