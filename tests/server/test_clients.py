@@ -18,6 +18,7 @@ from skyrl_gym.tools.search import SearchToolGroup
 
 from agentic_rollout.retrieval.rerank import LexicalReranker
 from agentic_rollout.search.pages import CorpusPages
+from lines import verl06
 from server.serving import PASSAGES, post, search_server
 
 ZOMEL = "The river of Zomel is R0."
@@ -38,6 +39,7 @@ def reranking_url() -> Iterator[str]:
 # verl
 
 
+@verl06  # verl 0.9 has no search client any more
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of verl's imports
 def test_verls_call_search_api(url: str) -> None:
