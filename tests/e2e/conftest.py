@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,11 @@ import pytest
 
 from agentic_rollout.config import AGENT_KEY
 from agentic_rollout.demo.prepare import DemoFiles
+from agentic_rollout.verl_plugin.launch import LINE_ENVIRONMENT
 from lines import NAME as LINE
+
+if LINE == "0.9":
+    os.environ.update(LINE_ENVIRONMENT[LINE])  # verl chooses its platform once, at the first import in this process
 
 if TYPE_CHECKING:
     from agentic_rollout.demo.task import Task
