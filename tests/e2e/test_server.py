@@ -81,8 +81,9 @@ def server(model: Path, traces: Path) -> Iterator[Any]:
 def test_an_abort_changes_no_mask_and_loses_no_trajectory(
     server: Any, model: Path, traces: Path, client: str, moment: str
 ) -> None:
-    from serving import question_batch
     from verl.workers.rollout.llm_server import FullyAsyncLLMServerClient, LLMServerClient
+
+    from serving import question_batch
 
     workers = server.workers(client=FullyAsyncLLMServerClient if client == "resuming" else LLMServerClient)
     workers.generate_sequences(question_batch(QUESTIONS[:1]))  # imports, and the first kernels
