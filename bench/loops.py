@@ -79,7 +79,7 @@ def started(folder: Path) -> Iterator[Any]:
     """The server, with the loop inside it, too."""
     from verl.workers.rollout.replica import RolloutReplicaRegistry
 
-    from serving import serving  # first, for its environment
+    from serving import serving
 
     def load_replica() -> type:
         from in_server import LoopReplica
