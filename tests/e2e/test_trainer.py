@@ -215,9 +215,8 @@ def test_verls_own_loop_calls_our_tools(
     run_trainer: RunTrainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`tool_agent` on verl's own vLLM rollout, with both tools of the shipped file."""
-    from chatml import END, ToolCallTask, write_model
-
     from agentic_rollout.demo.task import write_questions
+    from chatml import END, ToolCallTask, write_model
 
     class BothTools(ToolCallTask):
         @classmethod
