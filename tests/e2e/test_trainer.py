@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import urllib.request
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -48,25 +49,20 @@ def recording(path: Path) -> list[str]:
 
 def check_masks_in_storage(path: Path, result: TrainerResult, *, rows: int) -> None:
     """Every row that the trainer trains on is one of our trajectories, masked and scored as we have it."""
-    trajectories = {}
+    ours = defaultdict(list)
     for step in (1, 2):
-        for record in traced(result, "train", step):
-            trajectory = parse_trajectory(record)
-            trajectories[trajectory.prompt_ids + trajectory.response_ids, trajectory.response_logprobs] = trajectory
+        for trajectory in map(parse_trajectory, traced(result, "train", step)):
+            ours[trajectory.prompt_ids + trajectory.response_ids].append(trajectory)
     stored = list(read_trace(path))
     assert len(stored) == rows
     observed = 0
     for row in stored:
-        key = (*row["prompts"], *row["responses"]), tuple(row["rollout_log_probs"])
-        near = [t for (ids, _), t in trajectories.items() if ids == key[0]]
-        assert near
-        masks = {trajectory.response_mask for trajectory in near}
-        assert tuple(row["response_mask"]) in masks
-        assert row["loss_mask"] == row["response_mask"]
         assert row["input_ids"] == [*row["prompts"], *row["responses"]]
-        assert all(value == 0.0 for value, mask in zip(key[1], row["response_mask"], strict=True) if not mask)
-        assert all(value < 0.0 for value, mask in zip(key[1], row["response_mask"], strict=True) if mask)
-        observed += row["response_mask"].count(0)
+        assert row["loss_mask"] == row["response_mask"]
+        mask, logprobs = tuple(row["response_mask"]), pytest.approx(row["rollout_log_probs"], abs=1e-6)
+        same = ours[tuple(row["input_ids"])]
+        assert any(mine.response_mask == mask and mine.response_logprobs == logprobs for mine in same)
+        observed += mask.count(0)
     assert observed > 0
 
 
@@ -107,7 +103,7 @@ def test_grpo_with_validation_checkpoint_and_resume(run_trainer: RunTrainer, tmp
     assert any("/em/mean" in name for name in first.metrics[2])  # validated
     assert (tmp_path / "checkpoints" / "global_step_2" / "actor").is_dir()
 
-    if recorded.is_file():
+    if LINE == "0.9":
         check_masks_in_storage(recorded, first, rows=64)
 
     resumed = run_trainer("resumed", ["trainer.total_training_steps=3"])

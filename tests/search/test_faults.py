@@ -258,24 +258,25 @@ def test_restart_in_mid_rollout_costs_nothing_but_time(process: Process) -> None
 def test_outage_longer_than_the_deadlines_is_typed_and_over_by_itself(process: Process) -> None:
     async def main() -> tuple[Rollout, Rollout, HttpClient]:
         await process.is_up()
-        tool = build_tool(process.url, http(breaker_failures=8, total_timeout_s=0.5))
+        # Refusals need no waiting: the deadlines are for the answers of the new server, on a slow machine.
+        tool = build_tool(process.url, http(breaker_failures=8, read_timeout_s=3.0, total_timeout_s=3.0))
         client = client_of(tool)
-        rollout = asyncio.create_task(roll_out(tool, turns=4))
-        await until(lambda: client.attempts["ok"] >= 20)
+        rollout = asyncio.create_task(roll_out(tool, turns=3))
+        await until(lambda: client.attempts["ok"] >= 5)
         process.kill()
         interrupted = await rollout
         process.launch()
         await process.is_up()
-        after = await roll_out(tool, turns=5)  # one turn that is in no cache
+        after = await roll_out(tool, turns=4)  # one turn that is in no cache
         await tool.aclose()
         return interrupted, after, client
 
     interrupted, after, client = asyncio.run(main())
-    check(interrupted, turns=4)
+    check(interrupted, turns=3)
     failures = set(interrupted.statuses) - {"ok"}
     assert "unavailable" in failures
     assert failures <= {"disconnected", "refused", "unavailable"}
-    assert interrupted.took_s < 4 * 0.5 + 1.0
-    check(after, turns=5)
-    assert after.statuses == {"ok": 5 * ROWS}
+    assert interrupted.took_s < 3 * 3.0 + SLACK_S
+    check(after, turns=4)
+    assert after.statuses == {"ok": 4 * ROWS}
     assert client.breaker.state == "closed"
