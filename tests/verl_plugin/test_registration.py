@@ -162,3 +162,16 @@ def test_verl_finds_the_plugin_by_its_entry_point() -> None:
     code += "get_rollout_replica_class('agent').__name__, agent_loop._agent_loop_registry['agent']['_target_']]))"
     found = json.loads(python(code, timeout_s=350))
     assert found == ["ServerAdapter", "AgentReplica", "agentic_rollout.verl_plugin.agent_loop.SearchAgentLoop"]
+
+
+@verl09
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_warnings_are_heard_beside_vllms_server() -> None:
+    """One of its dependencies silences the root logger, as it is imported."""
+    code = "import logging, sys, verl\nimport verl.workers.rollout.vllm_rollout.vllm_async_server\n"
+    code += "logging.getLogger('agentic_rollout.tools').warning('the search server is down')\n"
+    code += "print('model_hosting_container_standards' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=350, check=True)
+    assert result.stdout.splitlines()[-1] == "True"
+    assert "the search server is down" in result.stderr

@@ -18,9 +18,19 @@ logger = logging.getLogger(__name__)
 
 def load() -> None:
     """Registers the rollout, and the CPU platform where verl is told to use it (`VERL_PLATFORM=cpu`)."""
+    _keep_warnings()
     register()
     if os.environ.get("VERL_PLATFORM", "").lower() == "cpu":
         importlib.import_module(installed_line().cpu_module)
+
+
+def _keep_warnings() -> None:
+    """Keeps a dependency of vLLM's server from silencing every warning of the process, unless the user has chosen.
+
+    On import, model-hosting-container-standards raises the root logger and its handlers to this level, ERROR if unset.
+    """
+    if "LOG_LEVEL" not in os.environ:
+        os.environ.setdefault("SAGEMAKER_CONTAINER_LOG_LEVEL", "WARNING")
 
 
 try:
