@@ -16,7 +16,7 @@ from agentic_rollout.demo.prepare import DemoFiles
 from agentic_rollout.trace import parse_trajectory, read_trace
 from agentic_rollout.verl_plugin.launch import config_dir, cpu_platform
 from lines import NAME as LINE
-from lines import verl06, verl09
+from lines import verl09
 
 from .conftest import RunTrainer, TrainerResult
 
@@ -133,7 +133,6 @@ def test_two_ranks_roll_out_whole_groups_and_share_a_search_server(run_trainer: 
     assert float(answered[1]) >= 2  # from either rank
 
 
-@verl06
 def test_tensor_parallel_ranks_share_one_rollout(run_trainer: RunTrainer) -> None:
     result = run_trainer(
         "parallel",
@@ -146,7 +145,8 @@ def test_tensor_parallel_ranks_share_one_rollout(run_trainer: RunTrainer) -> Non
         ],
     )
     check_trained(result, {1, 2}, rows=16)
-    assert len(list((result.folder / "trajectories" / "train").glob("step_000001_rank_*.jsonl"))) == 1
+    if LINE == "0.6":
+        assert len(list((result.folder / "trajectories" / "train").glob("step_000001_rank_*.jsonl"))) == 1
 
 
 def test_ppo_with_critic_gae_and_kl_in_the_reward(run_trainer: RunTrainer, tiny_task: DemoFiles) -> None:
