@@ -60,6 +60,7 @@ def check_masks_in_storage(path: Path, result: TrainerResult, *, rows: int) -> N
         assert row["input_ids"] == [*row["prompts"], *row["responses"]]
         assert row["loss_mask"] == row["response_mask"]
         mask, logprobs = tuple(row["response_mask"]), pytest.approx(row["rollout_log_probs"], abs=1e-6)
+        assert all(value < 0.0 for value, sampled in zip(row["rollout_log_probs"], mask, strict=True) if sampled)
         same = ours[tuple(row["input_ids"])]
         assert any(mine.response_mask == mask and mine.response_logprobs == logprobs for mine in same)
         observed += mask.count(0)
